@@ -1,0 +1,1 @@
+"""Pullback: the Jacobian of any PyTorch computation as one object."""

@@ -1,0 +1,1 @@
+"""Values only: nothing here runs the user's function."""
