@@ -8,8 +8,8 @@ written flat, ``(n,)``, as a stack of columns, ``(n, k)``, or in the structure i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -74,12 +74,15 @@ class Space:
     size: int
 
     @classmethod
-    def of(cls, tree: Any, *, name: str = "", integers: bool = False) -> Space:
+    def of(
+        cls, tree: Any, *, name: str = "", names: Mapping[Any, str] | None = None, integers: bool = False
+    ) -> Space:
         """The Space of a pytree.
 
         Args:
             tree: Tensors, in any nesting that torch's pytree knows.
             name: What to call the whole in messages; leaf names begin with it.
+            names: What to call each child of the root instead, by its index or key.
             integers: Count integer and bool tensors too (their derivatives are zero).
 
         >>> Space.of({"a": torch.ones(2, 3), "b": torch.ones(4)}, name="x").size
@@ -90,10 +93,9 @@ class Space:
         positions: list[int] = []
         offset = 0
         for position, (path, value) in enumerate(paths):
+            called = _child_name(names, path) if names is not None else name + pytree.keystr(path)
             if isinstance(value, Tensor) and (integers or is_differentiable_dtype(value.dtype)):
-                leaf = Leaf(
-                    name + pytree.keystr(path) or "value", value.shape, value.dtype, value.device, offset
-                )
+                leaf = Leaf(called or "value", value.shape, value.dtype, value.device, offset)
                 leaves.append(leaf)
                 positions.append(position)
                 offset += leaf.numel
@@ -134,6 +136,15 @@ class Space:
     def is_complex(self) -> bool:
         """Whether any leaf is complex."""
         return any(leaf.dtype.is_complex for leaf in self.leaves)
+
+    def restrict(self, keep: Sequence[int]) -> Space:
+        """The Space of some of the leaves, by index, laid end to end anew."""
+        leaves: list[Leaf] = []
+        offset = 0
+        for index in keep:
+            leaves.append(replace(self.leaves[index], offset=offset))
+            offset += leaves[-1].numel
+        return Space(tuple(leaves), self.treespec, tuple(self.positions[index] for index in keep), offset)
 
     def flatten(self, tree: Any) -> list[Any]:
         """The leaves of a tree of this structure, constants left out.
@@ -207,14 +218,14 @@ class Space:
             torch.zeros(lead + leaf.shape, dtype=leaf.dtype, device=leaf.device) for leaf in self.leaves
         )
 
-    def onehots(self, start: int, stop: int) -> tuple[Tensor, ...]:
-        """The unit vectors ``start`` to ``stop``, stacked: ``(stop - start, *leaf.shape)`` for each leaf."""
-        seeds = self.zeros(stop - start)
+    def onehots(self, indices: Tensor) -> tuple[Tensor, ...]:
+        """The unit vectors of these flat positions, stacked: ``(len(indices), *leaf.shape)`` for each leaf."""
+        seeds = self.zeros(len(indices))
         for seed, leaf in zip(seeds, self.leaves, strict=True):
-            first, last = max(start, leaf.offset), min(stop, leaf.offset + leaf.numel)
-            if first < last:
-                hot = torch.arange(first, last, device=leaf.device)
-                seed.view(stop - start, leaf.numel)[hot - start, hot - leaf.offset] = 1
+            inside = (indices >= leaf.offset) & (indices < leaf.offset + leaf.numel)
+            rows = inside.nonzero().flatten()
+            columns = indices[rows] - leaf.offset
+            seed.view(len(indices), leaf.numel)[rows.to(leaf.device), columns.to(leaf.device)] = 1
         return seeds
 
     def describe(self) -> str:
@@ -261,6 +272,11 @@ class Space:
                 got=f"{tuple(value.shape)}",
                 fix=f"give shape {tuple(leaf.shape)}",
             )
+
+
+def _child_name(names: Mapping[Any, str], path: Sequence[Any]) -> str:
+    child = path[0].idx if isinstance(path[0], pytree.SequenceKey) else path[0].key
+    return names[child] + pytree.keystr(path[1:])
 
 
 def is_differentiable_dtype(dtype: torch.dtype) -> bool:

@@ -1,0 +1,1 @@
+"""The verbs: arguments checked, errors that name the user's own argument."""

@@ -1,0 +1,389 @@
+"""A function at one point: its value, and the passes through it.
+
+:func:`linearize` evaluates the function once. A :class:`Linearization` then offers one reverse pass (``pull``: a
+cotangent for each live output to a gradient for each live input), and one or more forward passes (``kernels``).
+*Live* are the outputs that carry a graph and the inputs that this graph reaches; all other derivatives are zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pullback.autodiff.closures import held_by
+from pullback.autodiff.reach import reached
+from pullback.autodiff.state import Ambient, fresh_modules
+from pullback.data.problem import Problem
+from pullback.data.space import Space
+from pullback.errors import ArgumentError, GraphError
+
+Tensors = tuple[Tensor, ...]
+Pass = Callable[[Tensors], Tensors]
+
+_inside_evaluation = contextvars.ContextVar("inside_evaluation", default=False)
+
+
+class Linearization(ABC):
+    """A function at one point.
+
+    Attributes:
+        inputs: The Space of the tensors asked for.
+        outputs: The Space of the function's value.
+        value: The value, in the structure that the function returned.
+        aux: What the function returned beside it.
+        live_inputs: The indices, among the leaves of ``inputs``, of those that the graph reaches.
+        live_outputs: The indices, among the leaves of ``outputs``, of those that carry a graph.
+        create_graph: Whether the results of passes can be differentiated again.
+        notes: What a reader of the plan should know about this function.
+    """
+
+    problem: Problem
+    inputs: Space
+    outputs: Space
+    value: Any
+    aux: Any
+    live_inputs: tuple[int, ...]
+    live_outputs: tuple[int, ...]
+    create_graph: bool
+    notes: list[str]
+
+    @property
+    def columns(self) -> Space:
+        """The live inputs as a Space of their own."""
+        return self.inputs.restrict(self.live_inputs)
+
+    @property
+    def rows(self) -> Space:
+        """The live outputs as a Space of their own."""
+        return self.outputs.restrict(self.live_outputs)
+
+    @property
+    def transformed(self) -> bool:
+        """Whether a torch.func transform is at work around it: then nothing may depend on a number."""
+        return False
+
+    @abstractmethod
+    def pull(self, cotangents: Tensors) -> Tensors:
+        """One reverse pass: ``uᵀJ`` for one cotangent ``u``, one tensor for each live output."""
+
+    @property
+    @abstractmethod
+    def kernels(self) -> dict[str, Pass]:
+        """The ways to compute ``Jv`` for one tangent ``v``, by name, the cheapest first."""
+
+
+class Recorded(Linearization):
+    """A function whose evaluation torch.autograd recorded: reverse passes walk that record."""
+
+    def __init__(self, problem: Problem, value: Any, aux: Any, leaves: Tensors, *, create_graph: bool) -> None:
+        self.problem = problem
+        self.inputs = problem.inputs
+        self.outputs = Space.of(value, name="output", integers=True)
+        self.aux = aux
+        self.create_graph = create_graph
+        self.notes = []
+        self.ambient: Ambient | None = None
+        self.writes_inputs = False
+        self._leaves = leaves
+        self._versions = [None if leaf.is_inference() else leaf._version for leaf in problem.leaves]
+        self._results: Tensors = tuple(self.outputs.flatten(value))
+        self.value = value if create_graph else pytree.tree_map_only(Tensor, torch.Tensor.detach, value)
+        self.live_outputs = tuple(i for i, result in enumerate(self._results) if result.requires_grad)
+        self._seed_gradient: tuple[Tensors, Tensors] | None = None
+        self._live_inputs: tuple[int, ...] | None = None
+
+    @property
+    def live_inputs(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Found by a walk over the graph, when first asked for."""
+        if self._live_inputs is None:
+            found = reached(self._results, self._leaves)
+            self._live_inputs = tuple(index for index, hit in enumerate(found) if hit)
+            self._look_for_closures(found)
+        return self._live_inputs
+
+    def pull(self, cotangents: Tensors) -> Tensors:
+        live = [self._leaves[index] for index in self.live_inputs]
+        try:
+            gradients = torch.autograd.grad(
+                [self._results[index] for index in self.live_outputs],
+                live,
+                cotangents,
+                retain_graph=True,
+                create_graph=self.create_graph,
+                allow_unused=True,
+            )
+        except RuntimeError as error:
+            self._check_unchanged(error)
+            raise
+        return tuple(map(_dense_or_zero, gradients, live))
+
+    @property
+    def kernels(self) -> dict[str, Pass]:
+        if self.problem.call is None:
+            return {"two reverse passes": self._push_by_pulling}
+        return {"forward": self._push_by_running, "two reverse passes": self._push_by_pulling}
+
+    def _push_by_running(self, tangents: Tensors) -> Tensors:
+        """Run the function again, with dual numbers."""
+        self._check_unchanged(None)
+        assert self.ambient is not None
+        points = self._leaves if self.create_graph else tuple(leaf.detach() for leaf in self._leaves)
+        if self.writes_inputs:
+            points = tuple(point.clone() for point in points)
+        with (
+            self.ambient.again(),
+            torch.inference_mode(False),
+            torch.set_grad_enabled(self.create_graph),
+        ):
+            return _jvp(self.problem, points, self.live_inputs, self.live_outputs, tangents)
+
+    def _push_by_pulling(self, tangents: Tensors) -> Tensors:
+        """Differentiate the reverse pass by its seed: ``uᵀJ`` is linear in u, with transpose ``Jv``."""
+        seeds, gradients = self._pullback_of_seed()
+        linear = [(g, t) for g, t in zip(gradients, tangents, strict=True) if g.requires_grad]
+        if not linear:
+            return tuple(torch.zeros_like(seed) for seed in seeds)
+        results = torch.autograd.grad(
+            [gradient for gradient, _ in linear],
+            seeds,
+            [tangent for _, tangent in linear],
+            retain_graph=True,
+            create_graph=self.create_graph,
+            allow_unused=True,
+        )
+        return tuple(map(_dense_or_zero, results, seeds))
+
+    def _pullback_of_seed(self) -> tuple[Tensors, Tensors]:
+        if self._seed_gradient is None:
+            with torch.inference_mode(False), torch.enable_grad():
+                results = [self._results[index] for index in self.live_outputs]
+                seeds = tuple(torch.zeros_like(result, requires_grad=True) for result in results)
+                live = [self._leaves[index] for index in self.live_inputs]
+                gradients = torch.autograd.grad(results, live, seeds, create_graph=True, allow_unused=True)
+                self._seed_gradient = seeds, tuple(map(_dense_or_zero, gradients, live))
+        return self._seed_gradient
+
+    def _check_unchanged(self, error: RuntimeError | None) -> None:
+        for leaf, tensor, version in zip(self.inputs.leaves, self.problem.leaves, self._versions, strict=True):
+            if version is not None and tensor._version != version:
+                raise GraphError(
+                    f"{leaf.name} was changed in place after its Jacobian was made",
+                    got=f"version {tensor._version} of the tensor, the Jacobian is at version {version}",
+                    fix="make a new Jacobian at the new point, or pass a copy: x.clone()",
+                ) from error
+
+    def _look_for_closures(self, found: list[bool]) -> None:
+        """A function that uses the tensor asked for, but not through its argument, has a zero Jacobian."""
+        if self.problem.call is None:
+            return
+        originals = self.problem.leaves
+        unused = [index for index, hit in enumerate(found) if not hit]
+        beside = [
+            hit and original is not leaf
+            for hit, original, leaf in zip(
+                reached(self._results, originals), originals, self._leaves, strict=True
+            )
+        ] if not self.create_graph else [False] * len(found)
+        held = {id(tensor) for tensor in held_by(self.problem.f).tensors} if unused else set()
+        for index in unused:
+            name = self.inputs.leaves[index].name
+            if beside[index] or id(originals[index]) in held:
+                raise _closes_over(name, self.inputs.leaves[index].shape)
+            self.notes.append(f"the outputs do not depend on {name}: its derivatives are zero")
+        for index, hit in enumerate(found):
+            if hit and beside[index]:
+                name = self.inputs.leaves[index].name
+                self.notes.append(
+                    f"the function also uses {name} beside its argument (a closure); that part is not in J"
+                )
+
+
+class Transformed(Linearization):
+    """A function inside a torch.func transform (grad, vmap, jvp ...): passes are torch.func's own."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.inputs = problem.inputs
+        self.create_graph = True
+        self.notes = ["inside a torch.func transform: not verified"]
+        self._points = problem.leaves
+        seen: list[Any] = []
+
+        def run(*points: Tensor) -> tuple[Tensors, list[Any]]:
+            value, aux = evaluate(problem, points)
+            space = Space.of(value, name="output", integers=True)
+            live = tuple(i for i, leaf in enumerate(space.leaves) if _differentiable(leaf.dtype))
+            leaves = space.flatten(value)
+            auxiliary, auxiliary_spec = pytree.tree_flatten((value, aux))
+            seen[:] = [space, live, auxiliary_spec, [None if isinstance(a, Tensor) else a for a in auxiliary]]
+            return tuple(leaves[i] for i in live), [a for a in auxiliary if isinstance(a, Tensor)]
+
+        _, self._vjp, tensors = torch.func.vjp(run, *self._points, has_aux=True)
+        self.outputs, self.live_outputs, spec, others = seen
+        remaining = iter(tensors)
+        filled = [next(remaining) if other is None else other for other in others]
+        self.value, self.aux = pytree.tree_unflatten(filled, spec)
+        self.live_inputs = tuple(range(len(self._points)))
+
+    @property
+    def transformed(self) -> bool:
+        return True
+
+    def pull(self, cotangents: Tensors) -> Tensors:
+        gradients: Tensors = self._vjp(cotangents)
+        return gradients
+
+    @property
+    def kernels(self) -> dict[str, Pass]:
+        return {"forward": self._push}
+
+    def _push(self, tangents: Tensors) -> Tensors:
+        return _jvp(self.problem, self._points, self.live_inputs, self.live_outputs, tangents)
+
+
+def linearize(problem: Problem, *, create_graph: bool) -> Linearization:
+    """Evaluate the function of a problem once, and return it with the passes through that point.
+
+    Raises:
+        ArgumentError: The function returned no tensor, or not ``(output, aux)`` where ``has_aux`` promised it.
+    """
+    if torch._C._functorch.maybe_current_level() is not None:
+        return Transformed(problem)
+    create_graph = create_graph or _inside_evaluation.get()
+    ambient = Ambient.now(leaf.device for leaf in problem.inputs.leaves)
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = tuple(_independent(leaf, connected=create_graph) for leaf in problem.leaves)
+        writes_inputs = False
+        try:
+            value, aux = evaluate(problem, leaves)
+        except RuntimeError as error:
+            if "in-place operation" not in str(error) or "leaf Variable" not in str(error):
+                raise
+            # The function writes on its own input, which torch allows on a copy but not on a leaf.
+            ambient.rewind()
+            writes_inputs = True
+            value, aux = evaluate(problem, tuple(leaf.clone() for leaf in leaves))
+        recorded = Recorded(problem, value, aux, leaves, create_graph=create_graph)
+    recorded.ambient = ambient
+    recorded.writes_inputs = writes_inputs
+    return recorded
+
+
+def linearize_graph(problem: Problem, value: Any, *, create_graph: bool) -> Recorded:
+    """The passes through a graph that exists already, from ``value`` to the tensors of the problem."""
+    return Recorded(problem, value, None, problem.leaves, create_graph=create_graph)
+
+
+def evaluate(problem: Problem, points: Sequence[Tensor]) -> tuple[Any, Any]:
+    """Call the function of a problem: its value and its aux.
+
+    Raises:
+        ArgumentError: It returned no tensor, or not ``(output, aux)`` where ``has_aux`` promised it.
+    """
+    assert problem.call is not None
+    token = _inside_evaluation.set(True)
+    try:
+        result = problem.call(points)
+    finally:
+        _inside_evaluation.reset(token)
+    aux = None
+    if problem.has_aux:
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ArgumentError(
+                "has_aux=True needs a function that returns (output, aux)",
+                got=f"{type(result).__name__}",
+                fix="return a tuple of two, or leave has_aux out",
+            )
+        result, aux = result
+    if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
+        raise ArgumentError(
+            "the function returned no tensor",
+            got=f"{type(result).__name__}",
+            fix="return a tensor or a structure of tensors; .item(), .numpy() and float() leave the graph",
+        )
+    return result, aux
+
+
+def batched(one: Pass) -> Pass:
+    """Many passes at once, over a leading dimension, by torch.func.vmap."""
+
+    def many(stacks: Tensors) -> Tensors:
+        with _no_fallback_warning():
+            results: Tensors = torch.func.vmap(one, randomness="same")(stacks)
+        return results
+
+    return many
+
+
+def looped(one: Pass) -> Pass:
+    """Many passes one after the other, over a leading dimension."""
+
+    def many(stacks: Tensors) -> Tensors:
+        results = [one(tuple(stack[index] for stack in stacks)) for index in range(stacks[0].shape[0])]
+        return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+
+    return many
+
+
+@contextlib.contextmanager
+def _no_fallback_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+        yield
+
+
+def _jvp(
+    problem: Problem,
+    points: Tensors,
+    live_inputs: tuple[int, ...],
+    live_outputs: tuple[int, ...],
+    tangents: Tensors,
+) -> Tensors:
+    def run(*live: Tensor) -> Tensors:
+        every = list(points)
+        for index, point in zip(live_inputs, live, strict=True):
+            every[index] = point
+        with fresh_modules(problem.f):
+            value, _ = evaluate(problem, every)
+        leaves = Space.of(value, integers=True).flatten(value)
+        return tuple(leaves[index] for index in live_outputs)
+
+    primals = tuple(points[index] for index in live_inputs)
+    _, results = torch.func.jvp(run, primals, tangents)
+    return tuple(results)
+
+
+def _independent(leaf: Tensor, *, connected: bool) -> Tensor:
+    """The same numbers as a variable of their own, so that nothing of the user's tensor is changed."""
+    if leaf.is_inference():
+        leaf = leaf.clone()
+    if connected and leaf.requires_grad:
+        return leaf.view_as(leaf)
+    return leaf.detach().requires_grad_()
+
+
+def _dense_or_zero(gradient: Tensor | None, like: Tensor) -> Tensor:
+    if gradient is None:
+        return torch.zeros_like(like, requires_grad=False)
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+def _differentiable(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _closes_over(name: str, shape: torch.Size) -> GraphError:
+    return GraphError(
+        f"the function does not use its argument {name}, it closes over the same tensor",
+        got=f"a function whose result depends on {name} {tuple(shape)} only by closure: its Jacobian would be zero",
+        fix="compute with the argument; or pb.jacobian(module, x, wrt='parameters') for a module's parameters; "
+        "or pb.jacobian_of(y, tensor) for a result that is already computed",
+    )

@@ -1,0 +1,1 @@
+"""Where passes run, and in what chunks."""

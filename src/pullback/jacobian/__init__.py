@@ -1,0 +1,1 @@
+"""The operator object: what one can do with a Jacobian, whatever way its numbers come."""

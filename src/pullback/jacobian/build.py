@@ -1,0 +1,208 @@
+"""From a plan to numbers: the cheapest strategy's seeds, the executor's answers, the recovered J, verified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pullback.data.space import Leaf, Space
+from pullback.errors import MemoryLimitError, StrategyError
+from pullback.jacobian.passes import Passes
+from pullback.jacobian.verify import precise, random_vector
+from pullback.plan import Plan, choose
+from pullback.strategies.base import STRATEGIES, Bid, Facts, Grid, Want
+from pullback.strategies.blocks import common_lead
+
+# Without a limit of the user's, a result of this size is never refused: asking how much memory is free would
+# cost more than making it.
+SMALL = 2**20
+
+
+def facts_of(passes: Passes, want: Want, *, holomorphic: bool) -> Facts:
+    """What the strategies are told about a linearization."""
+    lin = passes.linearization
+    return Facts(want, lin.rows, lin.columns, holomorphic, passes.no_forward, partial(mixing, passes))
+
+
+def plan_for(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) -> tuple[Facts, Plan]:
+    """The bids of all strategies and the choice, before anything runs."""
+    lin = passes.linearization
+    facts = facts_of(passes, want, holomorphic=holomorphic)
+    shape = (lin.outputs.size, lin.inputs.size)
+    if not facts.rows.size or not facts.columns.size:
+        plan = Plan(want, shape, {}, notes=["every derivative is zero: there is nothing to run"])
+    else:
+        plan = choose(facts, shape, strategy, passes.seconds)
+    for note in (*_dead_outputs(passes), *lin.notes, *passes.notes):
+        plan.note(note)
+    return facts, plan
+
+
+def build(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) -> tuple[Grid | Tensor | None, Plan]:
+    """Build a Jacobian of the live inputs and outputs.
+
+    Returns:
+        The grid of matrices or the blocks, None where every derivative is zero; and the plan with what was done.
+
+    Raises:
+        StrategyError: No strategy can build it.
+        MemoryLimitError: The result alone exceeds the limit.
+    """
+    facts, plan = plan_for(passes, want, strategy, holomorphic=holomorphic)
+    if not plan.offers:
+        return None, plan
+    if not plan.order:
+        reasons = "; ".join(dict.fromkeys(f"{name}: {offer.why}" for name, offer in plan.offers.items()))
+        raise StrategyError(f"nothing can build this Jacobian as {want}", got=reasons, fix=_instead(want))
+    for name in plan.order:
+        offer = plan.offers[name]
+        assert isinstance(offer, Bid)
+        plan.chosen = name
+        _check_memory(passes, facts, offer)
+        try:
+            result = _carry_out(passes, facts, plan, offer)
+        finally:
+            for note in passes.notes:
+                plan.note(note)
+        if result is not None:
+            return result, plan
+    raise StrategyError(
+        f"every way to build this Jacobian as {want} disagrees with a plain reverse pass",
+        got="; ".join(plan.notes),
+        fix=_instead(want),
+    )
+
+
+def _carry_out(passes: Passes, facts: Facts, plan: Plan, offer: Bid) -> Grid | Tensor | None:
+    """Run one strategy by its routes in turn, until one gives the right numbers."""
+    chosen = STRATEGIES.all()[plan.chosen]
+    ways = passes.routes(offer.side)
+    while ways:
+        answers, run = passes.execute(offer.side, ways, partial(chosen.seeds, facts, offer), offer.passes)
+        assert run.route is not None
+        for note in run.notes:
+            plan.note(note)
+        plan.route, plan.chunks = run.route.name, run.chunks
+        ways = ways[ways.index(run.route) + 1 :]
+        result = chosen.recover(facts, offer, answers)
+        is_plain = plan.chosen == "rows" and not run.route.at_once
+        wrong = _verify(passes, facts, plan, result, is_plain=is_plain)
+        if not wrong:
+            return result
+        following = plan.order[plan.order.index(plan.chosen) + 1 :]
+        instead = ways[0].name if ways else following[0] if following else "nothing"
+        way = f"{plan.chosen} ({run.route.name})"
+        passes.report(f"{way} disagrees with a plain reverse pass {wrong}", instead)
+    return None
+
+
+def _verify(passes: Passes, facts: Facts, plan: Plan, result: Grid | Tensor, *, is_plain: bool) -> str:
+    """Hold ``uᵀJ`` against a plain reverse pass; the disagreement in words, or ``""``."""
+    verifier = passes.verifier
+    if not verifier.active:
+        plan.checked = ""
+        return ""
+    if is_plain:
+        plan.checked = "by construction: plain reverse passes"
+        return ""
+    key = verifier.key(f"{facts.want} by {plan.chosen}: {plan.route}")
+    if verifier.done_before(key):
+        plan.checked = "before, for this function and these shapes"
+        return ""
+    seed, expected = verifier.probe
+    if facts.holomorphic:
+        expected = tuple(part.conj() for part in expected)
+    if isinstance(result, Tensor):
+        found, scale = _seed_times_blocks(seed, result, facts)
+    else:
+        found, scale = _seed_times_grid(seed, result, facts.columns.leaves)
+    wrong = verifier.disagreement(found, scale, expected)
+    if not wrong:
+        verifier.remember(key)
+        plan.checked = "a random seed times J equals a plain reverse pass"
+    return wrong
+
+
+def _seed_times_grid(seed: Sequence[Tensor], grid: Grid, columns: Sequence[Leaf]) -> tuple[list[Tensor], list[Tensor]]:
+    found, scale = [], []
+    for j in range(len(columns)):
+        total: Tensor | float = 0.0
+        squares: Tensor | float = 0.0
+        for k, weights in enumerate(seed):
+            block = precise(grid[k][j].detach())
+            total = total + weights.flatten().to(dtype=block.dtype, device=block.device) @ block
+            squares = squares + torch.linalg.vector_norm(block, dim=0) ** 2
+        assert isinstance(total, Tensor)
+        assert isinstance(squares, Tensor)
+        found.append(total)
+        scale.append(squares.sqrt())
+    return found, scale
+
+
+def _seed_times_blocks(seed: Sequence[Tensor], blocks: Tensor, facts: Facts) -> tuple[list[Tensor], list[Tensor]]:
+    examples = blocks.shape[0]
+    weights = torch.cat([part.reshape(examples, -1).to(blocks.device) for part in seed], dim=1)
+    exact = precise(blocks.detach())
+    products = torch.einsum("bm,bmn->bn", weights.to(exact.dtype), exact)
+    sizes = torch.linalg.vector_norm(exact, dim=1)
+    widths = [leaf.numel // examples for leaf in facts.columns.leaves]
+    return list(products.split(widths, dim=1)), list(sizes.split(widths, dim=1))
+
+
+def mixing(passes: Passes, lead: int) -> str:
+    """Whether examples mix: one reverse pass, seeded on half of them, must leave the others' gradient zero."""
+    lin = passes.linearization
+    shared = common_lead(lin.rows, lin.columns)[:lead]
+    if lin.transformed:
+        return "inside a torch.func transform it cannot be proved that examples do not mix"
+    generator = torch.Generator().manual_seed(11)
+    mask = torch.rand(shared, generator=generator) < 0.5
+    if mask.numel() > 1 and bool(mask.all() | ~mask.any()):
+        mask.view(-1)[0] = ~mask.view(-1)[0]
+    seed = tuple(part * _over(mask, part) for part in random_vector(lin.rows, seed=13))
+    for gradient, leaf in zip(passes.verifier.plain(seed), lin.columns.leaves, strict=True):
+        touched = (gradient != 0).flatten(lead).any(-1) if gradient.ndim > lead else gradient != 0
+        leaked = touched.cpu() & ~mask
+        if bool(leaked.any()):
+            example = leaked.nonzero()[0].tolist()
+            return f"examples mix: outputs of other examples depend on {leaf.name}{example}"
+    return ""
+
+
+def _over(mask: Tensor, part: Tensor) -> Tensor:
+    return mask.reshape(mask.shape + (1,) * (part.ndim - mask.ndim)).to(part.device)
+
+
+def _check_memory(passes: Passes, facts: Facts, offer: Bid) -> None:
+    lin = passes.linearization
+    size = sum(leaf.numel * leaf.dtype.itemsize for leaf in facts.columns.leaves)
+    size *= facts.rows.size if facts.want == "matrix" else offer.passes
+    device = lin.inputs.device
+    if passes.executor.memory is None and size < SMALL:
+        return
+    limit = passes.executor.limit(device)
+    if size > limit:
+        raise MemoryLimitError(
+            "the Jacobian itself is larger than the memory limit",
+            got=f"{lin.outputs.size:,} x {lin.inputs.size:,}: {size:,} bytes, the limit is {limit:,}",
+            fix="J @ v, J.T @ u, J.rows(range(...)) or J.blocks() need less; or raise the limit with memory=",
+        )
+
+
+def _dead_outputs(passes: Passes) -> list[str]:
+    lin: Space = passes.linearization.outputs
+    live = set(passes.linearization.live_outputs)
+    return [
+        f"{leaf.name} carries no graph ({str(leaf.dtype).removeprefix('torch.')}): its derivatives are zero"
+        for index, leaf in enumerate(lin.leaves)
+        if index not in live
+    ]
+
+
+def _instead(want: Want) -> str:
+    if want == "blocks":
+        return "J.dense() holds for examples that mix; for BatchNorm, model.eval() keeps them apart"
+    return "strategy='rows' is the plainest way"

@@ -1,0 +1,389 @@
+"""The Jacobian of a function at a point."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from pullback.autodiff.linearize import Linearization, Tensors
+from pullback.data.space import Form, Space
+from pullback.errors import ArgumentError, GraphError, StrategyError, ValueMismatch
+from pullback.executors.local import LocalExecutor
+from pullback.executors.memory import parse_bytes
+from pullback.jacobian import spectrum
+from pullback.jacobian.build import build, plan_for
+from pullback.jacobian.operator import Operator
+from pullback.jacobian.passes import Passes
+from pullback.jacobian.verify import Verifier
+from pullback.plan import Plan, check_name
+from pullback.strategies.base import Grid
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a Jacobian is built; the keywords of :func:`pullback.jacobian`."""
+
+    strategy: str = "auto"
+    memory: int | float | str | None = None
+    progress: bool | None = None
+    create_graph: bool = False
+    verify: bool = True
+    strict: bool = False
+    holomorphic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.memory is not None:
+            parse_bytes(self.memory)
+        check_name(self.strategy)
+
+
+@final
+class Jacobian(Operator):
+    """The Jacobian of a function at a point, as an operator: ``(m, n)`` for m output and n input elements.
+
+    Nothing is differentiated until it is asked for. ``J @ v`` and ``J.T @ u`` take one pass each; :meth:`dense`,
+    :meth:`matrix` and :meth:`blocks` build it by the cheapest way, which :meth:`plan` shows.
+
+    Attributes:
+        value: The function's value at the point, in the structure it returned.
+        aux: What the function returned beside it, with ``has_aux=True``.
+    """
+
+    def __init__(self, linearization: Linearization, options: Options) -> None:
+        self._lin = linearization
+        self._options = options
+        self.value = linearization.value
+        self.aux = linearization.aux
+        self._passes = Passes(
+            linearization,
+            LocalExecutor(options.memory, options.progress),
+            Verifier(linearization, options.verify),
+            options.strict,
+        )
+        self._plan: Plan | None = None
+        if options.holomorphic:
+            _check_all_complex(linearization)
+        if options.strict:
+            _check_all_live(linearization)
+
+    @property
+    def inputs(self) -> Space:
+        return self._lin.inputs
+
+    @property
+    def outputs(self) -> Space:
+        return self._lin.outputs
+
+    def push(self, tangents: Tensors) -> Tensors:
+        return self._passes.push(tangents)
+
+    def pull(self, cotangents: Tensors) -> Tensors:
+        return self._passes.pull(cotangents)
+
+    def push_stack(self, stacks: Tensors) -> Tensors:
+        total = stacks[0].shape[0] if stacks else 0
+        return self._passes.push_many(lambda a, b: tuple(stack[a:b] for stack in stacks), total)
+
+    def pull_stack(self, stacks: Tensors) -> Tensors:
+        total = stacks[0].shape[0] if stacks else 0
+        return self._passes.pull_many(lambda a, b: tuple(stack[a:b] for stack in stacks), total)
+
+    def plan(self) -> Plan:
+        """How the Jacobian was built last, or would be built: every strategy's bid, the choice, what was done.
+
+        >>> import torch, pullback as pb
+        >>> pb.jacobian(torch.sin, torch.ones(3)).plan().passes
+        3
+        """
+        if self._plan is None:
+            _, self._plan = plan_for(
+                self._passes, "matrix", self._options.strategy, holomorphic=self._options.holomorphic
+            )
+        return self._plan
+
+    def dense(self) -> Any:
+        """Every entry, nested and shaped as torch.func does it.
+
+        Returns:
+            The structure of the outputs; at each output of shape ``a`` the structure of the inputs; at each input
+            of shape ``b`` a tensor of shape ``a + b`` in the input's dtype.
+
+        >>> import torch, pullback as pb
+        >>> pb.jacobian(lambda x: x * x, torch.tensor([1.0, 2.0])).dense()
+        tensor([[2., 0.],
+                [0., 4.]])
+        """
+        grid = self._grid()
+        per_output = []
+        for k, row in enumerate(self.outputs.leaves):
+            blocks = [
+                grid[k][j].reshape(row.shape + column.shape) for j, column in enumerate(self.inputs.leaves)
+            ]
+            per_output.append(self.inputs.unflatten(blocks))
+        return self.outputs.unflatten(per_output)
+
+    def matrix(self) -> Tensor:
+        """Every entry as one matrix ``(m, n)``: outputs and inputs flattened and laid end to end.
+
+        For complex tensors, row i is ``J.T @ e_i``: torch's convention, ``∂Re y/∂Re x + i ∂Re y/∂Im x``. With
+        ``holomorphic=True`` entries are the complex derivatives ``∂y/∂x``.
+        """
+        grid = self._grid()
+        rows = [self.inputs.join(row) for row in grid]
+        if len(rows) == 1:
+            return rows[0]
+        if not rows:
+            return torch.zeros(self.shape, dtype=self.inputs.dtype, device=self.inputs.device)
+        return torch.cat(rows)
+
+    def rows(self, index: Any) -> Tensor:
+        """Rows of :meth:`matrix` by reverse passes: the gradients of single output elements.
+
+        Args:
+            index: An int, giving ``(n,)``; or a slice, range, list or tensor of ints, giving ``(k, n)``.
+        """
+        positions, single = _positions(index, self.shape[0], "row")
+        found = self._passes.pull_many(
+            lambda a, b: self.outputs.onehots(positions[a:b]), len(positions)
+        ) if not single else tuple(
+            part.unsqueeze(0)
+            for part in self._passes.pull(tuple(part[0] for part in self.outputs.onehots(positions)))
+        )
+        if self._options.holomorphic:
+            found = tuple(part.conj() for part in found)
+        rows: Tensor = self.inputs.write(found, Form.STACK).mT
+        return rows[0] if single else rows
+
+    def columns(self, index: Any) -> Tensor:
+        """Columns of :meth:`matrix` by forward passes: how all outputs change along single input elements.
+
+        Args:
+            index: An int, giving ``(m,)``; or a slice, range, list or tensor of ints, giving ``(m, k)``.
+        """
+        positions, single = _positions(index, self.shape[1], "column")
+        if self.inputs.is_complex or self.outputs.is_complex:
+            if not self._options.holomorphic:
+                return self.matrix()[:, positions[0] if single else positions]
+        found = self._passes.push_many(lambda a, b: self.inputs.onehots(positions[a:b]), len(positions))
+        columns: Tensor = self.outputs.write(found, Form.STACK)
+        columns = columns.to(self.inputs.dtype)
+        return columns[:, 0] if single else columns
+
+    def diagonal(self) -> Tensor:
+        """The entries (i, i), ``(min(m, n),)``: one pass where no output reads another's input, else by rows."""
+        count = min(self.shape)
+        if self.shape[0] == self.shape[1] and self._elementwise():
+            ones = tuple(torch.ones_like(part) for part in self.outputs.zeros())
+            return self.inputs.write(self._passes.pull(ones), Form.FLAT)  # type: ignore[no-any-return]
+        parts = []
+        for start in range(0, count, DIAGONAL_ROWS):
+            index = torch.arange(start, min(start + DIAGONAL_ROWS, count))
+            rows = self.rows(index)
+            parts.append(rows[torch.arange(len(index), device=rows.device), index.to(rows.device)])
+        return torch.cat(parts) if parts else self.matrix().diagonal()
+
+    def blocks(self) -> Tensor:
+        """The per-example Jacobians ``(batch, m_i, n_i)`` of a batch whose examples do not mix.
+
+        Inputs and outputs share a leading batch dimension; that no output reads another example's input is
+        proved by a reverse pass, not assumed.
+
+        Raises:
+            StrategyError: Examples mix (BatchNorm in training, say), or there is no batch dimension.
+        """
+        found, plan = build(
+            self._passes, "blocks", self._block_strategy(), holomorphic=self._options.holomorphic
+        )
+        self._plan = plan
+        if isinstance(found, Tensor) and self._all_live():
+            return found
+        return self._blocks_with_zeros(found)
+
+    def gram(self) -> Tensor:
+        """``J Jᵀ``, ``(m, m)``: how the outputs' gradients overlap (the empirical neural tangent kernel)."""
+        self._refuse_real_linear("gram")
+        return spectrum.gram(self)
+
+    def singular_values(self, k: int | None = None) -> Tensor:
+        """The k largest singular values, falling; all ``min(m, n)`` of them by default.
+
+        A small Jacobian is built and decomposed; for the first few of a large one, products with J and Jᵀ
+        are enough (SciPy's ARPACK).
+
+        Args:
+            k: How many; None for all.
+        """
+        self._refuse_real_linear("singular_values")
+        return spectrum.singular_values(self, k)
+
+    def norm(self, ord: int | str = 2) -> Tensor:
+        """The spectral norm (the largest singular value), or with ``ord="fro"`` the Frobenius norm."""
+        self._refuse_real_linear("norm")
+        return spectrum.norm(self, ord)
+
+    def to_scipy(self) -> Any:
+        """A ``scipy.sparse.linalg.LinearOperator`` on flat NumPy vectors, whose products are passes."""
+        self._refuse_real_linear("to_scipy")
+        return spectrum.to_scipy(self)
+
+    def _grid(self) -> Grid:
+        """``[k][j]``: a matrix for each output and input leaf, zeros for those that carry no graph."""
+        if self._options.holomorphic:
+            self._check_cauchy_riemann()
+        found, plan = build(
+            self._passes, "matrix", self._options.strategy, holomorphic=self._options.holomorphic
+        )
+        self._plan = plan
+        live_outputs = {index: k for k, index in enumerate(self._lin.live_outputs)}
+        live_inputs = {index: j for j, index in enumerate(self._lin.live_inputs)}
+        grid: Grid = []
+        for index, row in enumerate(self.outputs.leaves):
+            blocks = []
+            for other, column in enumerate(self.inputs.leaves):
+                k, j = live_outputs.get(index), live_inputs.get(other)
+                if isinstance(found, list) and k is not None and j is not None:
+                    blocks.append(found[k][j])
+                else:
+                    blocks.append(
+                        torch.zeros((row.numel, column.numel), dtype=column.dtype, device=column.device)
+                    )
+            grid.append(blocks)
+        return grid
+
+    def _all_live(self) -> bool:
+        return len(self._lin.live_inputs) == len(self.inputs.leaves) and len(self._lin.live_outputs) == len(
+            self.outputs.leaves
+        )
+
+    def _blocks_with_zeros(self, found: Grid | Tensor | None) -> Tensor:
+        """Per-example blocks with zero rows and columns for the leaves that carry no graph."""
+        shapes = {leaf.shape[:1] for leaf in self.inputs.leaves + self.outputs.leaves}
+        if len(shapes) != 1 or () in shapes:
+            raise StrategyError(
+                "there is no batch dimension for blocks",
+                got=f"{self.inputs.describe()} -> {self.outputs.describe()}",
+                fix="give inputs and outputs the same leading dimension, or use J.dense()",
+            )
+        (examples,) = shapes.pop()
+        heights = [leaf.numel // max(examples, 1) for leaf in self.outputs.leaves]
+        widths = [leaf.numel // max(examples, 1) for leaf in self.inputs.leaves]
+        result = torch.zeros(
+            (examples, sum(heights), sum(widths)), dtype=self.inputs.dtype, device=self.inputs.device
+        )
+        if isinstance(found, Tensor):
+            rows = _ranges(heights, self._lin.live_outputs)
+            columns = _ranges(widths, self._lin.live_inputs)
+            result[:, rows[:, None].to(result.device), columns.to(result.device)] = found
+        return result
+
+    def _block_strategy(self) -> str:
+        return "auto" if self._options.strategy in {"rows", "columns"} else self._options.strategy
+
+    def _elementwise(self) -> bool:
+        """Whether inputs and outputs are one tensor of the same shape whose elements do not mix."""
+        lin = self._lin
+        if not self._all_live() or self.inputs.shapes != self.outputs.shapes or len(self.inputs.leaves) != 1:
+            return False
+        if self.inputs.is_complex or self.outputs.is_complex or lin.transformed:
+            return False
+        facts, _ = plan_for(self._passes, "blocks", "auto", holomorphic=False)
+        return not facts.mixing(len(self.inputs.shapes[0]))
+
+    def _check_cauchy_riemann(self) -> None:
+        """A holomorphic function's pullback is complex-linear: seeding with i·u gives i times the answer."""
+        verifier = self._passes.verifier
+        if not verifier.active or not self._lin.live_outputs or not self._lin.live_inputs:
+            return
+        seed, gradient = verifier.probe
+        turned = verifier.plain(tuple(part * 1j for part in seed))
+        expected = [part * 1j for part in gradient]
+        wrong = verifier.disagreement(turned, [part.abs() for part in gradient], expected)
+        if wrong:
+            raise ValueMismatch(
+                "the function is not holomorphic: it violates the Cauchy–Riemann equations",
+                got=wrong,
+                fix="leave holomorphic=True out: J.matrix() then has torch's convention for complex functions",
+            )
+
+    def _refuse_real_linear(self, what: str) -> None:
+        if (self.inputs.is_complex or self.outputs.is_complex) and not self._options.holomorphic:
+            raise StrategyError(
+                f"J.{what}() needs a complex matrix, and this function has none unless it is holomorphic",
+                got=f"{self.inputs.describe()} -> {self.outputs.describe()}, holomorphic=False",
+                fix="holomorphic=True, or view the function as real: torch.view_as_real",
+            )
+
+
+# How many rows the diagonal reads at a time: it needs one entry of each, so they are not kept.
+DIAGONAL_ROWS = 256
+
+
+def _positions(index: Any, size: int, what: str) -> tuple[Tensor, bool]:
+    """An index into rows or columns as flat positions, and whether it was a single one."""
+    if isinstance(index, slice):
+        return torch.arange(size)[index] if (index.step or 1) > 0 else torch.tensor(
+            range(size)[index], dtype=torch.long), False
+    single = False
+    if isinstance(index, Tensor) and (index.dtype == torch.bool or index.is_floating_point() or index.ndim > 1):
+        raise ArgumentError(
+            f"a {what} index is an int, a slice, or a sequence of ints",
+            got=f"a tensor of {index.dtype} and shape {tuple(index.shape)}",
+            fix="mask.nonzero().flatten() for a mask",
+        )
+    if isinstance(index, Tensor):
+        single = index.ndim == 0
+        positions = index.detach().cpu().long().reshape(-1)
+    else:
+        try:
+            try:
+                positions, single = torch.tensor([operator.index(index)]), True
+            except TypeError:
+                positions = torch.tensor([operator.index(each) for each in index], dtype=torch.long)
+        except TypeError:
+            raise ArgumentError(
+                f"a {what} index is an int, a slice, or a sequence of ints",
+                got=repr(index),
+                fix=f"J.{what}s(0), J.{what}s([0, 2]) or J.{what}s(slice(0, 10))",
+            ) from None
+    if len(positions) and not (-size <= int(positions.min()) and int(positions.max()) < size):
+        raise ValueMismatch(
+            f"{what} index out of range", got=f"{index!r} for {size} {what}s", fix=f"0 to {size - 1}"
+        )
+    return torch.where(positions < 0, positions + size, positions), single
+
+
+def _ranges(sizes: list[int], keep: tuple[int, ...]) -> Tensor:
+    """The positions of some of the parts laid end to end."""
+    starts = torch.tensor([0, *sizes]).cumsum(0)
+    return torch.cat([torch.arange(int(starts[i]), int(starts[i + 1])) for i in keep])
+
+
+def _check_all_complex(lin: Linearization) -> None:
+    for leaf in lin.inputs.leaves + lin.outputs.leaves:
+        if not leaf.dtype.is_complex:
+            raise ValueMismatch(
+                "holomorphic=True needs complex inputs and outputs",
+                got=f"{leaf.name} of {leaf.dtype}",
+                fix="leave holomorphic=True out, or convert with .to(torch.complex128)",
+            )
+
+
+def _check_all_live(lin: Linearization) -> None:
+    if not lin.live_outputs or len(lin.live_outputs) < len(lin.outputs.leaves):
+        dead = [leaf for i, leaf in enumerate(lin.outputs.leaves) if i not in lin.live_outputs]
+        raise GraphError(
+            f"{dead[0].name} does not depend on the inputs by any differentiable path",
+            got=f"{dead[0].dtype} of shape {tuple(dead[0].shape)}, without a graph",
+            fix="strict=False gives zeros; look for .detach(), no_grad, argmax or a cast to integers",
+        )
+    for index, leaf in enumerate(lin.inputs.leaves):
+        if index not in lin.live_inputs:
+            raise GraphError(
+                f"the outputs do not depend on {leaf.name}",
+                got=f"{leaf.name} {tuple(leaf.shape)}, which the graph does not reach",
+                fix="strict=False gives zeros; look for .detach() or an argument that is not used",
+            )

@@ -1,0 +1,271 @@
+"""Single passes and stacks of passes through one point, verified, with zeros where nothing flows."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pullback.autodiff.linearize import Linearization, Pass, Tensors, batched
+from pullback.data.problem import Side
+from pullback.data.space import Space
+from pullback.errors import PullbackWarning, VerificationError
+from pullback.executors.local import LocalExecutor, Route, Run, routes
+from pullback.jacobian.verify import Verifier, inner, random_vector, relative_error
+
+TIMED_PASSES = 8
+
+
+@dataclass
+class Passes:
+    """The passes through one point, on all inputs and outputs.
+
+    Attributes:
+        linearization: The point.
+        executor: Where stacks of passes run.
+        verifier: What holds their results against a plain reverse pass.
+        strict: Raise on a disagreement instead of taking the next way.
+        notes: What was substituted.
+    """
+
+    linearization: Linearization
+    executor: LocalExecutor
+    verifier: Verifier
+    strict: bool
+    notes: list[str] = field(default_factory=list)
+    _forward: dict[str, Pass] | None = field(default=None, init=False)
+
+    def pull(self, cotangents: Tensors) -> Tensors:
+        """One plain reverse pass: ``uᵀJ``, a tensor for each input."""
+        lin = self.linearization
+        live = tuple(cotangents[index] for index in lin.live_outputs)
+        if not live or not lin.live_inputs:
+            return lin.inputs.zeros()
+        return self._spread(lin.inputs, lin.live_inputs, _unshared(lin.pull(live), live))
+
+    def push(self, tangents: Tensors) -> Tensors:
+        """One forward pass: ``Jv``, a tensor for each output."""
+        lin = self.linearization
+        live = tuple(tangents[index] for index in lin.live_inputs)
+        if not live or not lin.live_outputs:
+            return lin.outputs.zeros()
+        kernels = self.forward_kernels()
+        if not kernels:
+            return self._push_by_rows(tangents)
+        results = next(iter(kernels.values()))(live)
+        return self._spread(lin.outputs, lin.live_outputs, results)
+
+    def pull_many(self, seeds: Callable[[int, int], Tensors], total: int) -> Tensors:
+        """``total`` reverse passes; ``seeds(start, stop)`` gives stacked cotangents of all outputs."""
+        lin = self.linearization
+        if not total or not lin.live_outputs or not lin.live_inputs:
+            return lin.inputs.zeros(total)
+        found = self.run("reverse", lambda a, b: _pick(seeds(a, b), lin.live_outputs), total, self._check_pulled)
+        return self._spread(lin.inputs, lin.live_inputs, found, total)
+
+    def push_many(self, seeds: Callable[[int, int], Tensors], total: int) -> Tensors:
+        """``total`` forward passes; ``seeds(start, stop)`` gives stacked tangents of all inputs."""
+        lin = self.linearization
+        if not total or not lin.live_outputs or not lin.live_inputs:
+            return lin.outputs.zeros(total)
+        if not self.forward_kernels():
+            stacks = seeds(0, total)
+            each = [self._push_by_rows(tuple(stack[k] for stack in stacks)) for k in range(total)]
+            return tuple(torch.stack(parts) for parts in zip(*each, strict=True))
+        found = self.run("forward", lambda a, b: _pick(seeds(a, b), lin.live_inputs), total, self._check_pushed)
+        return self._spread(lin.outputs, lin.live_outputs, found, total)
+
+    def run(
+        self,
+        side: Side,
+        seeds: Callable[[int, int], Tensors],
+        total: int,
+        check: Callable[[Callable[[int, int], Tensors], int, Tensors], str],
+    ) -> Tensors:
+        """Run many passes by the first route whose results pass the check."""
+        ways = self.routes(side)
+        while True:
+            found, run = self.execute(side, ways, seeds, total)
+            assert run.route is not None
+            self.notes.extend(run.notes)
+            ways = ways[ways.index(run.route) + 1 :]
+            key = self.verifier.key(run.route.name)
+            if not self.verifier.active or not ways or self.verifier.done_before(key):
+                return found
+            wrong = check(seeds, total, found)
+            if not wrong:
+                self.verifier.remember(key)
+                return found
+            self.report(f"{run.route.name} disagrees with a plain reverse pass {wrong}", ways[0].name)
+
+    def execute(
+        self, side: Side, ways: Sequence[Route], seeds: Callable[[int, int], Tensors], total: int
+    ) -> tuple[Tensors, Run]:
+        """Run many passes on the live inputs and outputs by the first route that works."""
+        lin = self.linearization
+        answer = lin.columns if side == "reverse" else lin.rows
+        return self.executor.run(ways, seeds, total, answer, in_place=not lin.create_graph)
+
+    def routes(self, side: Side) -> list[Route]:
+        """The ways to run many passes on a side, the fastest first."""
+        if side == "reverse":
+            return routes({"reverse": self.linearization.pull})
+        return routes(self.forward_kernels())
+
+    def forward_kernels(self) -> dict[str, Pass]:
+        """The first way to compute ``Jv`` that works and agrees with a reverse pass; none: empty."""
+        if self._forward is None:
+            self._forward = {}
+            for name, kernel in self.linearization.kernels.items():
+                if self._vet(name, kernel):
+                    self._forward = {name: kernel}
+                    break
+        return self._forward
+
+    def no_forward(self) -> str:
+        """Why there is no forward pass, or ``""``."""
+        return "" if self.forward_kernels() else "no forward pass works here (see the notes)"
+
+    def seconds(self, side: Side) -> float:
+        """The time of one pass within a small batch."""
+        lin = self.linearization
+        space, kernel = (lin.rows, lin.pull) if side == "reverse" else (
+            lin.columns, next(iter(self.forward_kernels().values())))
+        stacks = tuple(torch.stack([part] * TIMED_PASSES) for part in random_vector(space))
+        best = float("inf")
+        for _ in range(2):
+            began = time.perf_counter()
+            try:
+                batched(kernel)(stacks)
+            except Exception:  # the executor will find another way, and say so
+                kernel(tuple(stack[0] for stack in stacks))
+                _synchronize(space)
+                return time.perf_counter() - began
+            _synchronize(space)
+            best = min(best, time.perf_counter() - began)
+        return best / TIMED_PASSES
+
+    def report(self, wrong: str, instead: str) -> None:
+        """Say that a way gave wrong numbers and which one is taken instead; raise if strict."""
+        if self.strict:
+            raise VerificationError(
+                "a Jacobian disagrees with a plain reverse pass",
+                got=wrong,
+                fix="strict=False takes the next way; torch's own rule for an operation in f is wrong here",
+            )
+        self.notes.append(f"{wrong}; instead: {instead}")
+        warnings.warn(f"{wrong}; Pullback takes instead: {instead}", PullbackWarning, stacklevel=2)
+
+    def _vet(self, name: str, kernel: Pass) -> bool:
+        lin, verifier = self.linearization, self.verifier
+        key = verifier.key(f"{name}, one pass at a time")
+        if verifier.done_before(key) or lin.transformed:
+            return True
+        tangent = random_vector(lin.columns, seed=7)
+        try:
+            pushed = kernel(tangent)
+        except Exception as error:  # whatever a missing or broken formula raises, there is a next way
+            self.notes.append(f"{name} pass not possible: {type(error).__name__}: {_first_line(error)}")
+            return False
+        if not verifier.active:
+            return True
+        seed, gradient = verifier.probe
+        forward, size = inner(seed, pushed)
+        reverse, other = inner(gradient, tangent)
+        error = _scalar_error(forward, reverse, size + other)
+        if not error <= verifier.tolerance:
+            wrong = f"{name} pass: ⟨u, Jv⟩ disagrees with ⟨Jᵀu, v⟩ of a plain reverse pass, relative error {error:.1e}"
+            self.report(wrong, "another forward pass, or reverse passes")
+            return False
+        verifier.remember(key)
+        return True
+
+    def _check_pulled(self, seeds: Callable[[int, int], Tensors], total: int, found: Tensors) -> str:
+        """A random combination of the answers must be the answer to that combination of the seeds."""
+        weights = random_vector(_line(total))[0]
+        combined = tuple(_combine(weights, stack) for stack in seeds(0, total))
+        scale = [torch.linalg.vector_norm(part.detach().flatten(1), dim=0) for part in found]
+        return self.verifier.disagreement(
+            [_combine(weights, part.detach()) for part in found], scale, self.verifier.plain(combined)
+        )
+
+    def _check_pushed(self, seeds: Callable[[int, int], Tensors], total: int, found: Tensors) -> str:
+        """For every tangent v, ``⟨u, Jv⟩ = ⟨Jᵀu, v⟩`` with one random u."""
+        seed, gradient = self.verifier.probe
+        stacks = seeds(0, total)
+        for k in range(total):
+            forward, size = inner(seed, [part[k] for part in found])
+            reverse, other = inner(gradient, [stack[k] for stack in stacks])
+            error = _scalar_error(forward, reverse, size + other)
+            if not error <= self.verifier.tolerance:
+                return f"for tangent {k}, relative error {error:.1e}"
+        return ""
+
+    def _push_by_rows(self, tangents: Tensors) -> Tensors:
+        """Without any forward pass: all rows by reverse passes, times the tangent."""
+        space = self.linearization.outputs
+        self.notes.append("Jv from all rows by reverse passes, since no forward pass works")
+
+        def along(direction: complex) -> Tensor:
+            """``Re⟨direction · e_i, Jv⟩`` for every output i."""
+
+            def seeds(start: int, stop: int) -> Tensors:
+                hot = space.onehots(torch.arange(start, stop))
+                return tuple(part * (direction if part.is_complex() else 1) for part in hot)
+
+            rows = self.pull_many(seeds, space.size)
+            terms = [(row.flatten(1).conj() @ t.flatten()) for row, t in zip(rows, tangents, strict=True)]
+            return sum((term.real if term.is_complex() else term for term in terms), torch.zeros(()))
+
+        real = along(1)
+        flat = torch.complex(real, along(1j)) if space.is_complex else real
+        parts = [flat[leaf.slice].reshape(leaf.shape) for leaf in space.leaves]
+        return tuple(
+            (part if leaf.dtype.is_complex or not part.is_complex() else part.real).to(leaf.dtype)
+            for part, leaf in zip(parts, space.leaves, strict=True)
+        )
+
+    def _spread(self, space: Space, live: tuple[int, ...], values: Tensors, *lead: int) -> Tensors:
+        """Values of the live leaves among zeros for the others."""
+        if len(live) == len(space.leaves):
+            return values
+        result = list(space.zeros(*lead[:1]))
+        for index, value in zip(live, values, strict=True):
+            result[index] = value
+        return tuple(result)
+
+
+def _pick(stacks: Tensors, live: tuple[int, ...]) -> Tensors:
+    return tuple(stacks[index] for index in live)
+
+
+def _line(total: int) -> Space:
+    return Space.of(torch.empty(total))
+
+
+def _combine(weights: Tensor, stack: Tensor) -> Tensor:
+    return torch.tensordot(weights.to(dtype=stack.dtype, device=stack.device), stack, dims=1)
+
+
+def _scalar_error(left: float, right: float, size: float) -> float:
+    tensors = [torch.tensor([value], dtype=torch.float64) for value in (left, size, right)]
+    return relative_error(*tensors)
+
+
+def _unshared(results: Tensors, seeds: Tensors) -> Tensors:
+    """The identity's pullback is the seed itself; a result must not change when the user's seed does."""
+    storages = {seed.untyped_storage()._cdata for seed in seeds}
+    return tuple(part.clone() if part.untyped_storage()._cdata in storages else part for part in results)
+
+
+def _synchronize(space: Space) -> None:
+    if space.device.type != "cpu" and space.device.type != "meta":
+        torch.accelerator.synchronize(space.device)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,151 @@
+"""Verification: the one plain reverse pass that a Jacobian built any other way is held against.
+
+Batching rules and forward formulas can be wrong without a word. For a random seed ``u``, a plain reverse pass
+gives ``uᵀJ`` by the code that every ``.backward()`` of the world exercises; the same seed times the J that was
+built must give the same. That costs one pass and exposes a wrong rule with probability one.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.autodiff.linearize import Linearization, Tensors
+from pullback.data.space import Leaf, Space
+
+# Rounding grows through a program; the square root of the unit roundoff is beyond any honest program's error and
+# far below what a wrong rule does.
+SLACK = 10.0
+COARSEST = 0.1
+# Entries this much smaller than the largest are held to the largest one's error.
+RANGE = 1e-3
+
+_verified: weakref.WeakKeyDictionary[Any, set[Hashable]] = weakref.WeakKeyDictionary()
+
+
+@dataclass
+class Verifier:
+    """Holds results against one plain reverse pass of a linearization.
+
+    Attributes:
+        linearization: The point and its passes.
+        active: Whether anything is verified at all.
+    """
+
+    linearization: Linearization
+    active: bool
+    _probe: tuple[Tensors, Tensors] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.active = self.active and not self.linearization.transformed
+
+    @property
+    def probe(self) -> tuple[Tensors, Tensors]:
+        """A random seed ``u``, and ``uᵀJ`` by a plain reverse pass."""
+        if self._probe is None:
+            seed = random_vector(self.linearization.rows)
+            self._probe = seed, self.plain(seed)
+        return self._probe
+
+    def plain(self, seed: Tensors) -> Tensors:
+        """``uᵀJ`` by a plain reverse pass, detached."""
+        return tuple(part.detach() for part in self.linearization.pull(seed))
+
+    def done_before(self, what: Hashable) -> bool:
+        """Whether this was verified before for the same function and shapes."""
+        try:
+            return what in _verified.get(self.linearization.problem.f, ())
+        except TypeError:  # a callable that cannot be hashed or weakly referenced
+            return False
+
+    def remember(self, what: Hashable) -> None:
+        """Do not verify this again for the same function and shapes."""
+        try:
+            _verified.setdefault(self.linearization.problem.f, set()).add(what)
+        except TypeError:
+            return
+
+    def key(self, what: str) -> Hashable:
+        """What :meth:`remember` stores: a route, and the shapes, dtypes and devices that it was taken for."""
+        lin = self.linearization
+        f = lin.problem.f
+        leaves = [(leaf.name, leaf.shape, leaf.dtype, leaf.device) for leaf in lin.inputs.leaves + lin.outputs.leaves]
+        return what, getattr(f, "training", None), tuple(leaves)
+
+    def disagreement(self, found: Sequence[Tensor], scale: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
+        """Where ``uᵀJ`` as built and as pulled differ: in words, or ``""``.
+
+        Args:
+            found: ``uᵀJ`` from the J that was built, flat, one tensor for each live input.
+            scale: For each entry the size that its rounding error is relative to.
+            expected: ``uᵀJ`` by a plain reverse pass.
+        """
+        tolerance = self.tolerance
+        for leaf, have, size, want in zip(self.linearization.columns.leaves, found, scale, expected, strict=True):
+            error = relative_error(have.flatten(), size.flatten(), want.flatten())
+            if not error <= tolerance:
+                return f"by {leaf.name}, relative error {error:.1e} where {tolerance:.0e} is allowed"
+        return ""
+
+    @property
+    def tolerance(self) -> float:
+        """The largest relative error that rounding explains, from the coarsest dtype."""
+        lin = self.linearization
+        return tolerance_of(lin.rows.leaves + lin.columns.leaves)
+
+
+def tolerance_of(leaves: Sequence[Leaf]) -> float:
+    """The largest relative error that rounding explains, from the coarsest dtype of some leaves."""
+    roundoff = max((torch.finfo(leaf.dtype).eps for leaf in leaves), default=0.0)
+    return min(COARSEST, SLACK * math.sqrt(roundoff))
+
+
+def relative_error(found: Tensor, scale: Tensor, expected: Tensor) -> float:
+    """The largest error relative to its scale; infinite where a finite number was expected and not found."""
+    if not expected.numel():
+        return 0.0
+    found, expected = precise(found), precise(expected)
+    comparable = expected.isfinite()
+    if bool((comparable & ~found.isfinite()).any()):
+        return math.inf
+    size = torch.maximum(precise(scale).abs(), expected.abs())[comparable]
+    if not size.numel() or not bool(size.any()):
+        return 0.0
+    floor = size[size.isfinite()].max() * RANGE
+    error: Tensor = ((found - expected).abs()[comparable] / size.clamp(min=float(floor) or 1e-300)).max()
+    return float(error)
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """A tensor in at least single precision, for sums."""
+    if tensor.dtype in {torch.float16, torch.bfloat16}:
+        return tensor.float()
+    return tensor
+
+
+def random_vector(space: Space, seed: int = 20_240_229) -> Tensors:
+    """A random real vector, entries ``±(0.5 to 1.5)``, from a generator of its own."""
+    parts = []
+    for index, leaf in enumerate(space.leaves):
+        device = leaf.device if leaf.device.type in {"cpu", "cuda"} else torch.device("cpu")
+        generator = torch.Generator(device).manual_seed(seed + index)
+        signed = torch.rand(leaf.shape, generator=generator, device=device) * 2 - 1
+        parts.append((signed + 0.5 * signed.sign()).to(dtype=leaf.dtype, device=leaf.device))
+    return tuple(parts)
+
+
+def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[float, float]:
+    """``Re⟨left, right⟩`` and the 2-norm of its terms, which its rounding error is relative to."""
+    total, squares = 0.0, 0.0
+    for a, b in zip(left, right, strict=True):
+        product = (precise(a.detach()).conj() * precise(b.detach()))
+        terms = product.real if product.is_complex() else product
+        total += float(terms.sum())
+        squares += float(terms.square().sum())
+    return total, math.sqrt(squares)

@@ -1,0 +1,181 @@
+"""The plan: every strategy's bid, the choice, and what was done.
+
+The chooser stands above the choices: strategies bid without knowing of each other, and the cheapest wins. A pass
+in forward mode is not assumed to cost what a reverse pass costs; where that would decide, both are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import StringIO
+
+from pullback.data.problem import Side
+from pullback.errors import StrategyError, ValueMismatch
+from pullback.strategies.base import STRATEGIES, Bid, Facts, Refusal
+
+# The two sides are timed when their passes differ by less than this factor ...
+CLOSE_CALL = 4
+# ... and there are enough of them for the timing to be a small part of the work.
+WORTH_TIMING = 128
+# Until they are timed, a forward pass counts double: it runs the function again.
+UNTIMED: dict[Side, float] = {"reverse": 1.0, "forward": 2.0}
+
+
+@dataclass
+class Plan:
+    """How a Jacobian is built, and why so.
+
+    Attributes:
+        want: What is built: ``"matrix"`` or ``"blocks"``.
+        shape: The shape (m, n) of the Jacobian.
+        offers: Each strategy's bid or refusal, by name.
+        order: The names of the strategies that bid, the cheapest first.
+        chosen: The strategy that was taken, or will be.
+        seconds: The measured seconds for one pass on each side, where it was measured.
+        route: How the passes were run; empty before that.
+        chunks: How many passes each chunk had.
+        checked: How the result was verified.
+        notes: What was substituted on the way, and what else a reader should know.
+    """
+
+    want: str
+    shape: tuple[int, int]
+    offers: dict[str, Bid | Refusal]
+    order: list[str] = field(default_factory=list)
+    chosen: str = ""
+    seconds: dict[Side, float] = field(default_factory=dict)
+    route: str = ""
+    chunks: list[int] = field(default_factory=list)
+    checked: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def passes(self) -> int:
+        """The number of passes that the chosen strategy takes."""
+        offer = self.offers.get(self.chosen)
+        return offer.passes if isinstance(offer, Bid) else 0
+
+    def cost(self, name: str) -> float:
+        """What a strategy's passes cost: seconds where both sides were measured, else their weighted number."""
+        offer = self.offers[name]
+        assert isinstance(offer, Bid)
+        return offer.passes * (self.seconds or UNTIMED)[offer.side]
+
+    def note(self, text: str) -> None:
+        """Add a note, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def __str__(self) -> str:
+        from rich.console import Console  # noqa: PLC0415  only a plan that is printed needs it
+
+        console = Console(file=StringIO(), width=100, color_system=None, force_terminal=False)
+        console.print(self._table())
+        for line in self._lines():
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in text.splitlines())
+
+    def __repr__(self) -> str:
+        return f"Plan({self.chosen or 'nothing to do'}, {self.passes} passes, {self.shape[0]} x {self.shape[1]})"
+
+    def _table(self) -> object:
+        from rich.table import Table  # noqa: PLC0415
+
+        table = Table(title=f"Jacobian {self.shape[0]} x {self.shape[1]}, as {self.want}", title_justify="left")
+        for header in ("", "strategy", "side", "passes", "bytes", "why"):
+            table.add_column(header, justify="right" if header in {"passes", "bytes"} else "left")
+        for name, offer in self.offers.items():
+            mark = "→" if name == self.chosen else ""
+            if isinstance(offer, Bid):
+                size = _readable(offer.bytes)
+                table.add_row(mark, name, offer.side, f"{offer.passes:,}", size, offer.why)
+            else:
+                table.add_row(mark, name, "", "", "", f"refused: {offer.why}")
+        return table
+
+    def _lines(self) -> list[str]:
+        lines = []
+        if self.seconds:
+            each = ", ".join(f"{side} {seconds * 1e6:.0f} µs" for side, seconds in self.seconds.items())
+            lines.append(f"measured, for one pass of a batch: {each}")
+        if self.route:
+            lines.append(f"ran: {self.route}, in {_chunks(self.chunks)}")
+        if self.checked:
+            lines.append(f"verified: {self.checked}")
+        lines.extend(f"note: {note}" for note in self.notes)
+        return lines
+
+
+def choose(facts: Facts, shape: tuple[int, int], wanted: str, seconds: Callable[[Side], float]) -> Plan:
+    """Collect the bids of all strategies and put the cheapest first.
+
+    Args:
+        facts: What is known of the Jacobian.
+        shape: Its shape, for the plan's reader.
+        wanted: A strategy's name, or ``"auto"``.
+        seconds: Measures one pass of a batch on a side; called only where it decides.
+
+    Raises:
+        StrategyError: The strategy that was asked for, or every strategy, refuses.
+    """
+    able = {name: each for name, each in STRATEGIES.all().items() if facts.want in each.gives}
+    plan = Plan(facts.want, shape, {name: each.bid(facts) for name, each in able.items()})
+    names = [name for name, offer in plan.offers.items() if isinstance(offer, Bid)]
+    if wanted == "auto":
+        plan.seconds = _weigh(plan, names, seconds)
+    plan.order = sorted(names, key=plan.cost)
+    if wanted != "auto":
+        check_name(wanted)
+        offer = plan.offers[wanted]
+        if isinstance(offer, Refusal):
+            raise StrategyError(
+                f"strategy {wanted!r} cannot build this Jacobian",
+                got=offer.why,
+                fix="strategy='auto' takes the cheapest that can" + (f", now {plan.order[0]!r}" if names else ""),
+            )
+        plan.order.sort(key=lambda name: name != wanted)
+    if plan.order:
+        plan.chosen = plan.order[0]
+    return plan
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no strategy has.
+
+    Raises:
+        ValueMismatch: No strategy is called that.
+    """
+    known = ["auto", *STRATEGIES.all()]
+    if name not in known:
+        raise ValueMismatch(
+            "there is no such strategy", got=repr(name), fix=f"strategy= one of {', '.join(map(repr, known))}"
+        )
+
+
+def _weigh(plan: Plan, names: list[str], seconds: Callable[[Side], float]) -> dict[Side, float]:
+    best: dict[Side, int] = {}
+    for name in names:
+        offer = plan.offers[name]
+        assert isinstance(offer, Bid)
+        best[offer.side] = min(best.get(offer.side, offer.passes), offer.passes)
+    if len(best) < 2 or min(best.values()) < WORTH_TIMING:
+        return {}
+    if max(best.values()) > CLOSE_CALL * min(best.values()):
+        return {}
+    return {side: seconds(side) for side in best}
+
+
+def _readable(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _chunks(sizes: list[int]) -> str:
+    if len(sizes) == 1:
+        return f"one chunk of {sizes[0]}"
+    return f"{len(sizes)} chunks of up to {max(sizes, default=0)}"
