@@ -14,6 +14,10 @@ Each says what happened, what was got, and what to write instead.
 
 from __future__ import annotations
 
+import sys
+import warnings
+from pathlib import Path
+
 
 class PullbackError(Exception):
     """The base of all errors of Pullback.
@@ -72,3 +76,12 @@ class MemoryLimitError(PullbackError, MemoryError):
 
 class PullbackWarning(UserWarning):
     """Something was substituted on the way to a right number; ``J.plan()`` has the details."""
+
+
+def warn(text: str) -> None:
+    """Warn at the line of the user's program that called into Pullback."""
+    package = str(Path(__file__).parent)
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, PullbackWarning, stacklevel=level - 1)

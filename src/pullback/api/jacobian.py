@@ -81,9 +81,14 @@ def jacobian(
     """
     options = Options(strategy, memory, progress, create_graph, verify, strict, holomorphic)
     if not callable(f):
-        raise ArgumentError("f is not a function", got=f"{type(f).__name__}", fix="pb.jacobian(f, x); for a "
-                            "tensor that is computed already: pb.jacobian_of(y, x)")
-    if isinstance(wrt, str) or (isinstance(wrt, tuple) and wrt and all(isinstance(name, str) for name in wrt)):
+        raise ArgumentError(
+            "f is not a function",
+            got=f"{type(f).__name__}",
+            fix="pb.jacobian(f, x); for a tensor that is computed already: pb.jacobian_of(y, x)",
+        )
+    if isinstance(wrt, str) or (
+        isinstance(wrt, tuple) and wrt and all(isinstance(name, str) for name in wrt)
+    ):
         problem = _by_parameters(f, args, wrt, has_aux)  # type: ignore[arg-type]
     else:
         problem = _by_arguments(f, args, wrt, has_aux)
@@ -158,7 +163,9 @@ def _by_arguments(f: Callable[..., Any], args: tuple[Any, ...], wrt: Any, has_au
     indices = [_argument_index(index, len(args)) for index in ([wrt] if single else wrt)]
     if not indices or len(set(indices)) != len(indices):
         raise ValueMismatch(
-            "wrt names no argument, or one twice", got=f"wrt={wrt!r}", fix="wrt=0, or a tuple such as wrt=(0, 1)"
+            "wrt names no argument, or one twice",
+            got=f"wrt={wrt!r}",
+            fix="wrt=0, or a tuple such as wrt=(0, 1)",
         )
     names = _argument_names(f, len(args))
     if single:
@@ -214,7 +221,9 @@ def _parameter(every: dict[str, nn.Parameter], name: str) -> nn.Parameter:
         raise ValueMismatch(
             "the module has no such parameter",
             got=repr(name),
-            fix=f"wrt=({close[0]!r},)" if close else f"wrt='parameters', or one of {known or 'none: it has none'}",
+            fix=f"wrt=({close[0]!r},)"
+            if close
+            else f"wrt='parameters', or one of {known or 'none: it has none'}",
         )
     return every[name]
 
@@ -244,7 +253,10 @@ def _argument_names(f: Any, count: int) -> list[str]:
     except (TypeError, ValueError):
         return names
     for index, parameter in enumerate(parameters):
-        if index >= count or parameter.kind not in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}:
+        if index >= count or parameter.kind not in {
+            parameter.POSITIONAL_ONLY,
+            parameter.POSITIONAL_OR_KEYWORD,
+        }:
             break
         names[index] = parameter.name
     return names

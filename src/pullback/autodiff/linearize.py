@@ -43,6 +43,7 @@ class Linearization(ABC):
         live_outputs: The indices, among the leaves of ``outputs``, of those that carry a graph.
         create_graph: Whether the results of passes can be differentiated again.
         notes: What a reader of the plan should know about this function.
+        writes_inputs: Whether the function writes on its own inputs, and must be given copies.
     """
 
     problem: Problem
@@ -54,6 +55,7 @@ class Linearization(ABC):
     live_outputs: tuple[int, ...]
     create_graph: bool
     notes: list[str]
+    writes_inputs: bool = False
 
     @property
     def columns(self) -> Space:
@@ -83,7 +85,9 @@ class Linearization(ABC):
 class Recorded(Linearization):
     """A function whose evaluation torch.autograd recorded: reverse passes walk that record."""
 
-    def __init__(self, problem: Problem, value: Any, aux: Any, leaves: Tensors, *, create_graph: bool) -> None:
+    def __init__(
+        self, problem: Problem, value: Any, aux: Any, leaves: Tensors, *, create_graph: bool
+    ) -> None:
         self.problem = problem
         self.inputs = problem.inputs
         self.outputs = Space.of(value, name="output", integers=True)
@@ -91,7 +95,6 @@ class Recorded(Linearization):
         self.create_graph = create_graph
         self.notes = []
         self.ambient: Ambient | None = None
-        self.writes_inputs = False
         self._leaves = leaves
         self._versions = [None if leaf.is_inference() else leaf._version for leaf in problem.leaves]
         self._results: Tensors = tuple(self.outputs.flatten(value))
@@ -136,14 +139,12 @@ class Recorded(Linearization):
         self._check_unchanged(None)
         assert self.ambient is not None
         points = self._leaves if self.create_graph else tuple(leaf.detach() for leaf in self._leaves)
-        if self.writes_inputs:
-            points = tuple(point.clone() for point in points)
         with (
             self.ambient.again(),
             torch.inference_mode(False),
             torch.set_grad_enabled(self.create_graph),
         ):
-            return _jvp(self.problem, points, self.live_inputs, self.live_outputs, tangents)
+            return _jvp(self, points, tangents)
 
     def _push_by_pulling(self, tangents: Tensors) -> Tensors:
         """Differentiate the reverse pass by its seed: ``uᵀJ`` is linear in u, with transpose ``Jv``."""
@@ -172,7 +173,9 @@ class Recorded(Linearization):
         return self._seed_gradient
 
     def _check_unchanged(self, error: RuntimeError | None) -> None:
-        for leaf, tensor, version in zip(self.inputs.leaves, self.problem.leaves, self._versions, strict=True):
+        for leaf, tensor, version in zip(
+            self.inputs.leaves, self.problem.leaves, self._versions, strict=True
+        ):
             if version is not None and tensor._version != version:
                 raise GraphError(
                     f"{leaf.name} was changed in place after its Jacobian was made",
@@ -186,12 +189,16 @@ class Recorded(Linearization):
             return
         originals = self.problem.leaves
         unused = [index for index, hit in enumerate(found) if not hit]
-        beside = [
-            hit and original is not leaf
-            for hit, original, leaf in zip(
-                reached(self._results, originals), originals, self._leaves, strict=True
-            )
-        ] if not self.create_graph else [False] * len(found)
+        beside = (
+            [
+                hit and original is not leaf
+                for hit, original, leaf in zip(
+                    reached(self._results, originals), originals, self._leaves, strict=True
+                )
+            ]
+            if not self.create_graph
+            else [False] * len(found)
+        )
         held = {id(tensor) for tensor in held_by(self.problem.f).tensors} if unused else set()
         for index in unused:
             name = self.inputs.leaves[index].name
@@ -223,13 +230,13 @@ class Transformed(Linearization):
             live = tuple(i for i, leaf in enumerate(space.leaves) if _differentiable(leaf.dtype))
             leaves = space.flatten(value)
             auxiliary, auxiliary_spec = pytree.tree_flatten((value, aux))
-            seen[:] = [space, live, auxiliary_spec, [None if isinstance(a, Tensor) else a for a in auxiliary]]
+            seen[:] = [space, live, auxiliary_spec, auxiliary]
             return tuple(leaves[i] for i in live), [a for a in auxiliary if isinstance(a, Tensor)]
 
         _, self._vjp, tensors = torch.func.vjp(run, *self._points, has_aux=True)
         self.outputs, self.live_outputs, spec, others = seen
         remaining = iter(tensors)
-        filled = [next(remaining) if other is None else other for other in others]
+        filled = [next(remaining) if isinstance(other, Tensor) else other for other in others]
         self.value, self.aux = pytree.tree_unflatten(filled, spec)
         self.live_inputs = tuple(range(len(self._points)))
 
@@ -246,7 +253,7 @@ class Transformed(Linearization):
         return {"forward": self._push}
 
     def _push(self, tangents: Tensors) -> Tensors:
-        return _jvp(self.problem, self._points, self.live_inputs, self.live_outputs, tangents)
+        return _jvp(self, self._points, tangents)
 
 
 def linearize(problem: Problem, *, create_graph: bool) -> Linearization:
@@ -340,23 +347,19 @@ def _no_fallback_warning() -> Iterator[None]:
         yield
 
 
-def _jvp(
-    problem: Problem,
-    points: Tensors,
-    live_inputs: tuple[int, ...],
-    live_outputs: tuple[int, ...],
-    tangents: Tensors,
-) -> Tensors:
+def _jvp(lin: Linearization, points: Tensors, tangents: Tensors) -> Tensors:
     def run(*live: Tensor) -> Tensors:
         every = list(points)
-        for index, point in zip(live_inputs, live, strict=True):
+        for index, point in zip(lin.live_inputs, live, strict=True):
             every[index] = point
-        with fresh_modules(problem.f):
-            value, _ = evaluate(problem, every)
+        if lin.writes_inputs:
+            every = [point.clone() for point in every]
+        with fresh_modules(lin.problem.f):
+            value, _ = evaluate(lin.problem, every)
         leaves = Space.of(value, integers=True).flatten(value)
-        return tuple(leaves[index] for index in live_outputs)
+        return tuple(leaves[index] for index in lin.live_outputs)
 
-    primals = tuple(points[index] for index in live_inputs)
+    primals = tuple(points[index] for index in lin.live_inputs)
     _, results = torch.func.jvp(run, primals, tangents)
     return tuple(results)
 

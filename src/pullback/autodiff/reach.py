@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 Edge = tuple[Node, int]
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def reached(outputs: Iterable[Tensor], wanted: Sequence[Tensor]) -> list[bool]:
     """For each wanted tensor, whether a backward pass from the outputs would arrive at it."""
     targets = {index: edge_of(tensor) for index, tensor in enumerate(wanted) if tensor.requires_grad}

@@ -157,8 +157,8 @@ class Space:
         except ValueError:
             raise ValueMismatch(
                 "the structure differs",
-                got=f"{pytree.tree_structure(tree)}",
-                fix=f"give the structure {self.treespec}",
+                got=one_line(pytree.tree_structure(tree)),
+                fix=f"give the structure {one_line(self.treespec)}",
             ) from None
         return [values[position] for position in self.positions]
 
@@ -199,9 +199,14 @@ class Space:
         if form is Form.STRUCTURE:
             return self.unflatten(parts)
         lead = 1 if form is Form.STACK else 0
-        flat = self.join([part.reshape(part.shape[:lead] + (-1,)) if part.numel() else
-                          part.reshape(part.shape[:lead] + (leaf.numel,))
-                          for part, leaf in zip(parts, self.leaves, strict=True)])
+        flat = self.join(
+            [
+                part.reshape(part.shape[:lead] + (-1,))
+                if part.numel()
+                else part.reshape(part.shape[:lead] + (leaf.numel,))
+                for part, leaf in zip(parts, self.leaves, strict=True)
+            ]
+        )
         return flat.mT if form is Form.STACK else flat
 
     def join(self, rows: Sequence[Tensor]) -> Tensor:
@@ -230,9 +235,13 @@ class Space:
 
     def describe(self) -> str:
         """The leaves in words: ``x (4, 3) float32, w (2,) float64``."""
-        return ", ".join(
-            f"{leaf.name} {tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}" for leaf in self.leaves
-        ) or "nothing"
+        return (
+            ", ".join(
+                f"{leaf.name} {tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
+                for leaf in self.leaves
+            )
+            or "nothing"
+        )
 
     def _form(self, vector: Any, name: str) -> Form:
         if isinstance(vector, Tensor):
@@ -245,14 +254,18 @@ class Space:
             raise ValueMismatch(
                 f"{name} does not fit {self.describe()}",
                 got=f"a tensor of shape {tuple(vector.shape)}",
-                fix=f"give shape ({self.size},), ({self.size}, k)" + (
-                    f" or {tuple(self.leaves[0].shape)}" if self.treespec.is_leaf() and self.leaves
-                    else f", or the structure {self.treespec}"
+                fix=f"give shape ({self.size},), ({self.size}, k)"
+                + (
+                    f" or {tuple(self.leaves[0].shape)}"
+                    if self.treespec.is_leaf() and self.leaves
+                    else f", or the structure {one_line(self.treespec)}"
                 ),
             )
-        if self.treespec.is_leaf() or not isinstance(vector, dict | list | tuple) and pytree.tree_structure(
-            vector
-        ).is_leaf():
+        if (
+            self.treespec.is_leaf()
+            or not isinstance(vector, dict | list | tuple)
+            and pytree.tree_structure(vector).is_leaf()
+        ):
             raise ArgumentError(
                 f"{name} is not a tensor",
                 got=f"{type(vector).__name__}",
@@ -282,3 +295,8 @@ def _child_name(names: Mapping[Any, str], path: Sequence[Any]) -> str:
 def is_differentiable_dtype(dtype: torch.dtype) -> bool:
     """Whether tensors of this dtype can carry a derivative: floating point or complex."""
     return dtype.is_floating_point or dtype.is_complex
+
+
+def one_line(value: object) -> str:
+    """A value's text on one line."""
+    return " ".join(str(value).split())

@@ -41,7 +41,9 @@ def plan_for(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) ->
     return facts, plan
 
 
-def build(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) -> tuple[Grid | Tensor | None, Plan]:
+def build(
+    passes: Passes, want: Want, strategy: str, *, holomorphic: bool
+) -> tuple[Grid | Tensor | None, Plan]:
     """Build a Jacobian of the live inputs and outputs.
 
     Returns:
@@ -126,14 +128,17 @@ def _verify(passes: Passes, facts: Facts, plan: Plan, result: Grid | Tensor, *, 
     return wrong
 
 
-def _seed_times_grid(seed: Sequence[Tensor], grid: Grid, columns: Sequence[Leaf]) -> tuple[list[Tensor], list[Tensor]]:
+def _seed_times_grid(
+    seed: Sequence[Tensor], grid: Grid, columns: Sequence[Leaf]
+) -> tuple[list[Tensor], list[Tensor]]:
     found, scale = [], []
     for j in range(len(columns)):
         total: Tensor | float = 0.0
         squares: Tensor | float = 0.0
         for k, weights in enumerate(seed):
             block = precise(grid[k][j].detach())
-            total = total + weights.flatten().to(dtype=block.dtype, device=block.device) @ block
+            real = weights.flatten().real if weights.is_complex() else weights.flatten()
+            total = total + real.to(dtype=block.dtype, device=block.device) @ block
             squares = squares + torch.linalg.vector_norm(block, dim=0) ** 2
         assert isinstance(total, Tensor)
         assert isinstance(squares, Tensor)
@@ -142,7 +147,9 @@ def _seed_times_grid(seed: Sequence[Tensor], grid: Grid, columns: Sequence[Leaf]
     return found, scale
 
 
-def _seed_times_blocks(seed: Sequence[Tensor], blocks: Tensor, facts: Facts) -> tuple[list[Tensor], list[Tensor]]:
+def _seed_times_blocks(
+    seed: Sequence[Tensor], blocks: Tensor, facts: Facts
+) -> tuple[list[Tensor], list[Tensor]]:
     examples = blocks.shape[0]
     weights = torch.cat([part.reshape(examples, -1).to(blocks.device) for part in seed], dim=1)
     exact = precise(blocks.detach())

@@ -103,6 +103,8 @@ class Jacobian(Operator):
             _, self._plan = plan_for(
                 self._passes, "matrix", self._options.strategy, holomorphic=self._options.holomorphic
             )
+        for note in self._passes.notes:
+            self._plan.note(note)
         return self._plan
 
     def dense(self) -> Any:
@@ -147,11 +149,13 @@ class Jacobian(Operator):
             index: An int, giving ``(n,)``; or a slice, range, list or tensor of ints, giving ``(k, n)``.
         """
         positions, single = _positions(index, self.shape[0], "row")
-        found = self._passes.pull_many(
-            lambda a, b: self.outputs.onehots(positions[a:b]), len(positions)
-        ) if not single else tuple(
-            part.unsqueeze(0)
-            for part in self._passes.pull(tuple(part[0] for part in self.outputs.onehots(positions)))
+        found = (
+            self._passes.pull_many(lambda a, b: self.outputs.onehots(positions[a:b]), len(positions))
+            if not single
+            else tuple(
+                part.unsqueeze(0)
+                for part in self._passes.pull(tuple(part[0] for part in self.outputs.onehots(positions)))
+            )
         )
         if self._options.holomorphic:
             found = tuple(part.conj() for part in found)
@@ -326,9 +330,12 @@ def _positions(index: Any, size: int, what: str) -> tuple[Tensor, bool]:
     """An index into rows or columns as flat positions, and whether it was a single one."""
     if isinstance(index, slice):
         return torch.arange(size)[index] if (index.step or 1) > 0 else torch.tensor(
-            range(size)[index], dtype=torch.long), False
+            range(size)[index], dtype=torch.long
+        ), False
     single = False
-    if isinstance(index, Tensor) and (index.dtype == torch.bool or index.is_floating_point() or index.ndim > 1):
+    if isinstance(index, Tensor) and (
+        index.dtype == torch.bool or index.is_floating_point() or index.ndim > 1
+    ):
         raise ArgumentError(
             f"a {what} index is an int, a slice, or a sequence of ints",
             got=f"a tensor of {index.dtype} and shape {tuple(index.shape)}",

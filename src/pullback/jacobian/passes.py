@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from pullback.autodiff.linearize import Linearization, Pass, Tensors, batched
 from pullback.data.problem import Side
 from pullback.data.space import Space
-from pullback.errors import PullbackWarning, VerificationError
+from pullback.errors import VerificationError, warn
 from pullback.executors.local import LocalExecutor, Route, Run, routes
 from pullback.jacobian.verify import Verifier, inner, random_vector, relative_error
 
@@ -45,7 +44,10 @@ class Passes:
         live = tuple(cotangents[index] for index in lin.live_outputs)
         if not live or not lin.live_inputs:
             return lin.inputs.zeros()
-        return self._spread(lin.inputs, lin.live_inputs, _unshared(lin.pull(live), live))
+        results = lin.pull(live)
+        if not lin.transformed:
+            results = _unshared(results, live)
+        return self._spread(lin.inputs, lin.live_inputs, results)
 
     def push(self, tangents: Tensors) -> Tensors:
         """One forward pass: ``Jv``, a tensor for each output."""
@@ -64,7 +66,9 @@ class Passes:
         lin = self.linearization
         if not total or not lin.live_outputs or not lin.live_inputs:
             return lin.inputs.zeros(total)
-        found = self.run("reverse", lambda a, b: _pick(seeds(a, b), lin.live_outputs), total, self._check_pulled)
+        found = self.run(
+            "reverse", lambda a, b: _pick(seeds(a, b), lin.live_outputs), total, self._check_pulled
+        )
         return self._spread(lin.inputs, lin.live_inputs, found, total)
 
     def push_many(self, seeds: Callable[[int, int], Tensors], total: int) -> Tensors:
@@ -76,7 +80,9 @@ class Passes:
             stacks = seeds(0, total)
             each = [self._push_by_rows(tuple(stack[k] for stack in stacks)) for k in range(total)]
             return tuple(torch.stack(parts) for parts in zip(*each, strict=True))
-        found = self.run("forward", lambda a, b: _pick(seeds(a, b), lin.live_inputs), total, self._check_pushed)
+        found = self.run(
+            "forward", lambda a, b: _pick(seeds(a, b), lin.live_inputs), total, self._check_pushed
+        )
         return self._spread(lin.outputs, lin.live_outputs, found, total)
 
     def run(
@@ -133,8 +139,11 @@ class Passes:
     def seconds(self, side: Side) -> float:
         """The time of one pass within a small batch."""
         lin = self.linearization
-        space, kernel = (lin.rows, lin.pull) if side == "reverse" else (
-            lin.columns, next(iter(self.forward_kernels().values())))
+        space, kernel = (
+            (lin.rows, lin.pull)
+            if side == "reverse"
+            else (lin.columns, next(iter(self.forward_kernels().values())))
+        )
         stacks = tuple(torch.stack([part] * TIMED_PASSES) for part in random_vector(space))
         best = float("inf")
         for _ in range(2):
@@ -158,18 +167,24 @@ class Passes:
                 fix="strict=False takes the next way; torch's own rule for an operation in f is wrong here",
             )
         self.notes.append(f"{wrong}; instead: {instead}")
-        warnings.warn(f"{wrong}; Pullback takes instead: {instead}", PullbackWarning, stacklevel=2)
+        warn(f"{wrong}; Pullback takes instead: {instead}")
 
     def _vet(self, name: str, kernel: Pass) -> bool:
         lin, verifier = self.linearization, self.verifier
-        key = verifier.key(f"{name}, one pass at a time")
+        key, rejected = verifier.key(f"{name}, one pass at a time"), verifier.key(f"{name}: rejected")
         if verifier.done_before(key) or lin.transformed:
             return True
+        if verifier.done_before(rejected):
+            self.notes.append(
+                f"{name} pass: found wrong or impossible before, for this function and these shapes"
+            )
+            return False
         tangent = random_vector(lin.columns, seed=7)
         try:
             pushed = kernel(tangent)
         except Exception as error:  # whatever a missing or broken formula raises, there is a next way
             self.notes.append(f"{name} pass not possible: {type(error).__name__}: {_first_line(error)}")
+            verifier.remember(rejected)
             return False
         if not verifier.active:
             return True
@@ -179,6 +194,7 @@ class Passes:
         error = _scalar_error(forward, reverse, size + other)
         if not error <= verifier.tolerance:
             wrong = f"{name} pass: ⟨u, Jv⟩ disagrees with ⟨Jᵀu, v⟩ of a plain reverse pass, relative error {error:.1e}"
+            verifier.remember(rejected)
             self.report(wrong, "another forward pass, or reverse passes")
             return False
         verifier.remember(key)

@@ -33,7 +33,9 @@ def singular_values(op: Operator, k: int | None) -> Tensor:
     m, n = op.shape
     if k is not None and (isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= min(m, n)):
         raise ValueMismatch(
-            "k is not a number of singular values", got=repr(k), fix=f"1 to min(m, n) = {min(m, n)}, or None for all"
+            "k is not a number of singular values",
+            got=repr(k),
+            fix=f"1 to min(m, n) = {min(m, n)}, or None for all",
         )
     if k is None or m * n <= DENSE_ENTRIES or k * FEW > min(m, n):
         matrix = op.matrix()
@@ -120,5 +122,3 @@ def _decomposable(matrix: Tensor) -> Tensor:
 
 def _real(dtype: torch.dtype) -> torch.dtype:
     return dtype.to_real()
-
-

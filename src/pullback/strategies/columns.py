@@ -47,7 +47,11 @@ class Columns(Strategy):
 
     def recover(self, facts: Facts, bid: Bid, answers: Sequence[Tensor]) -> Grid:
         return [
-            [column_block(facts, answer, column).mT for column in facts.columns.leaves] for answer in answers
+            [
+                column_block(facts, answer.reshape(len(answer), row.numel), column).mT
+                for column in facts.columns.leaves
+            ]
+            for answer, row in zip(answers, facts.rows.leaves, strict=True)
         ]
 
 
@@ -64,15 +68,15 @@ def tangents(facts: Facts, start: int, stop: int) -> tuple[Tensor, ...]:
 
 
 def column_block(facts: Facts, answer: Tensor, column: Leaf) -> Tensor:
-    """The answers to one input's tangents as ``(elements of the input, elements of the output)``.
+    """The flat answers to one input's tangents as ``(elements of the input, elements of the output)``.
 
     For a function that is not holomorphic the entry is torch's: ``∂Re y/∂Re x + i ∂Re y/∂Im x``.
     """
-    first = answer[column.slice].flatten(1) if answer.numel() else answer[column.slice].reshape(column.numel, -1)
+    first = answer[column.slice]
     if facts.holomorphic:
         return like_gradient(first, column)
     if not column.dtype.is_complex:
         return like_gradient(real_part(first), column)
     n = facts.columns.size
-    second = answer[n + column.offset : n + column.offset + column.numel].flatten(1)
+    second = answer[n + column.offset : n + column.offset + column.numel]
     return like_gradient(torch.complex(real_part(first), real_part(second)), column)
