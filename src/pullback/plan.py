@@ -78,16 +78,12 @@ class Plan:
         return "\n".join(line.rstrip() for line in text.splitlines())
 
     def __repr__(self) -> str:
-        return (
-            f"Plan({self.chosen or 'nothing to do'}, {self.passes} passes, {self.shape[0]} x {self.shape[1]})"
-        )
+        return f"Plan({self.chosen or 'nothing to do'}, {self.passes} passes, {self.shape[0]} x {self.shape[1]})"
 
     def _table(self) -> object:
         from rich.table import Table  # noqa: PLC0415
 
-        table = Table(
-            title=f"Jacobian {self.shape[0]} x {self.shape[1]}, as {self.want}", title_justify="left"
-        )
+        table = Table(title=f"Jacobian {self.shape[0]} x {self.shape[1]}, as {self.want}", title_justify="left")
         for header in ("", "strategy", "side", "passes", "bytes", "why"):
             table.add_column(header, justify="right" if header in {"passes", "bytes"} else "left")
         for name, offer in self.offers.items():
@@ -137,8 +133,7 @@ def choose(facts: Facts, shape: tuple[int, int], wanted: str, seconds: Callable[
             raise StrategyError(
                 f"strategy {wanted!r} cannot build this Jacobian",
                 got=offer.why,
-                fix="strategy='auto' takes the cheapest that can"
-                + (f", now {plan.order[0]!r}" if names else ""),
+                fix="strategy='auto' takes the cheapest that can" + (f", now {plan.order[0]!r}" if names else ""),
             )
         plan.order.sort(key=lambda name: name != wanted)
     if plan.order:

@@ -86,9 +86,7 @@ def jacobian(
             got=f"{type(f).__name__}",
             fix="pb.jacobian(f, x); for a tensor that is computed already: pb.jacobian_of(y, x)",
         )
-    if isinstance(wrt, str) or (
-        isinstance(wrt, tuple) and wrt and all(isinstance(name, str) for name in wrt)
-    ):
+    if isinstance(wrt, str) or (isinstance(wrt, tuple) and wrt and all(isinstance(name, str) for name in wrt)):
         problem = _by_parameters(f, args, wrt, has_aux)  # type: ignore[arg-type]
     else:
         problem = _by_arguments(f, args, wrt, has_aux)
@@ -221,9 +219,7 @@ def _parameter(every: dict[str, nn.Parameter], name: str) -> nn.Parameter:
         raise ValueMismatch(
             "the module has no such parameter",
             got=repr(name),
-            fix=f"wrt=({close[0]!r},)"
-            if close
-            else f"wrt='parameters', or one of {known or 'none: it has none'}",
+            fix=f"wrt=({close[0]!r},)" if close else f"wrt='parameters', or one of {known or 'none: it has none'}",
         )
     return every[name]
 
@@ -265,9 +261,7 @@ def _argument_names(f: Any, count: int) -> list[str]:
 def _check_inputs(tree: Any, space: Space) -> None:
     for leaf, tensor in zip(space.leaves, space.flatten(tree), strict=True):
         if tensor.layout is not torch.strided:
-            raise ArgumentError(
-                f"{leaf.name} is not a strided tensor", got=f"{tensor.layout}", fix="pass x.to_dense()"
-            )
+            raise ArgumentError(f"{leaf.name} is not a strided tensor", got=f"{tensor.layout}", fix="pass x.to_dense()")
     if space.leaves:
         return
     leaves = pytree.tree_leaves(tree)

@@ -62,7 +62,7 @@ def _inside(thing: Any) -> Iterator[Any]:
         yield from thing.values()
     elif not isinstance(thing, type | types.ModuleType | str | bytes | int | float | complex):
         yield from getattr(thing, "__dict__", {}).values()
-        yield getattr(type(thing), "__call__", None)
+        yield getattr(type(thing), "__call__", None)  # noqa: B004  the function itself is wanted
 
 
 def _inside_function(function: types.FunctionType) -> Iterator[Any]:

@@ -85,9 +85,7 @@ class Linearization(ABC):
 class Recorded(Linearization):
     """A function whose evaluation torch.autograd recorded: reverse passes walk that record."""
 
-    def __init__(
-        self, problem: Problem, value: Any, aux: Any, leaves: Tensors, *, create_graph: bool
-    ) -> None:
+    def __init__(self, problem: Problem, value: Any, aux: Any, leaves: Tensors, *, create_graph: bool) -> None:
         self.problem = problem
         self.inputs = problem.inputs
         self.outputs = Space.of(value, name="output", integers=True)
@@ -173,9 +171,7 @@ class Recorded(Linearization):
         return self._seed_gradient
 
     def _check_unchanged(self, error: RuntimeError | None) -> None:
-        for leaf, tensor, version in zip(
-            self.inputs.leaves, self.problem.leaves, self._versions, strict=True
-        ):
+        for leaf, tensor, version in zip(self.inputs.leaves, self.problem.leaves, self._versions, strict=True):
             if version is not None and tensor._version != version:
                 raise GraphError(
                     f"{leaf.name} was changed in place after its Jacobian was made",
@@ -192,9 +188,7 @@ class Recorded(Linearization):
         beside = (
             [
                 hit and original is not leaf
-                for hit, original, leaf in zip(
-                    reached(self._results, originals), originals, self._leaves, strict=True
-                )
+                for hit, original, leaf in zip(reached(self._results, originals), originals, self._leaves, strict=True)
             ]
             if not self.create_graph
             else [False] * len(found)
@@ -233,7 +227,8 @@ class Transformed(Linearization):
             seen[:] = [space, live, auxiliary_spec, auxiliary]
             return tuple(leaves[i] for i in live), [a for a in auxiliary if isinstance(a, Tensor)]
 
-        _, self._vjp, tensors = torch.func.vjp(run, *self._points, has_aux=True)
+        evaluated: Any = torch.func.vjp(run, *self._points, has_aux=True)
+        _, self._vjp, tensors = evaluated
         self.outputs, self.live_outputs, spec, others = seen
         remaining = iter(tensors)
         filled = [next(remaining) if isinstance(other, Tensor) else other for other in others]
@@ -360,8 +355,8 @@ def _jvp(lin: Linearization, points: Tensors, tangents: Tensors) -> Tensors:
         return tuple(leaves[index] for index in lin.live_outputs)
 
     primals = tuple(points[index] for index in lin.live_inputs)
-    _, results = torch.func.jvp(run, primals, tangents)
-    return tuple(results)
+    dual: Any = torch.func.jvp(run, primals, tangents)
+    return tuple(dual[1])
 
 
 def _independent(leaf: Tensor, *, connected: bool) -> Tensor:

@@ -49,7 +49,9 @@ def cotangents(outputs: Any, seed: Any) -> tuple[list[Tensor], list[Tensor]]:
     tensors = [check_output(value, f"output{pytree.keystr(path)}") for path, value in paths]
     if not tensors:
         raise ArgumentError(
-            "there is no output to differentiate", got=f"an empty {type(outputs).__name__}", fix="pb.backward(y)"
+            "there is no output to differentiate",
+            got=f"an empty {type(outputs).__name__}",
+            fix="pb.backward(y)",
         )
     seeds = _one_for_each(paths, spec, seed)
     names = [f"output{pytree.keystr(path)}" for path, _ in paths]
@@ -125,7 +127,8 @@ def check_output(value: Any, name: str) -> Tensor:
     raise ArgumentError(
         f"{name} is not a tensor",
         got=f"{type(value).__name__}",
-        fix="leave it out of the outputs" if value is None
+        fix="leave it out of the outputs"
+        if value is None
         else "keep it a tensor: .item(), .numpy() and float() leave the graph",
     )
 
@@ -142,8 +145,10 @@ def _one_for_each(paths: Sequence[tuple[Any, Any]], spec: pytree.TreeSpec, seed:
             got=f"{type(seed).__name__} for {names}",
             fix="give a seed for each in the same structure, or pb.seed.weights(name=...) for a dict",
         )
-    if seed is None or isinstance(seed, str | int | float | complex) or (
-        callable(seed) and not isinstance(seed, dict | list | tuple)
+    if (
+        seed is None
+        or isinstance(seed, str | int | float | complex)
+        or (callable(seed) and not isinstance(seed, dict | list | tuple))
     ):
         return [seed] * count
     try:
@@ -157,7 +162,7 @@ def _one_for_each(paths: Sequence[tuple[Any, Any]], spec: pytree.TreeSpec, seed:
 
 
 def _by_name(paths: Sequence[tuple[Any, Any]], by_name: Mapping[str, Any]) -> list[Any]:
-    keys = [getattr(path[0], "key", getattr(path[0], "name", None)) if path else None for path, _ in paths]
+    keys: list[Any] = [getattr(path[0], "key", getattr(path[0], "name", None)) if path else None for path, _ in paths]
     known = [key for key in dict.fromkeys(keys) if isinstance(key, str)]
     if not known:
         raise SeedError(
@@ -255,13 +260,14 @@ def _reshaped(given: torch.Size, needed: torch.Size) -> str:
     shape = ", ".join(map(str, needed)) if needed else "()"
     if given.numel() == needed.numel():
         return f"seed.reshape({shape})"
-    try:
-        broadcasts = torch.broadcast_shapes(given, needed) == needed
-    except RuntimeError:
-        broadcasts = False
-    if broadcasts:
+    if _expands(given, needed):
         return f"seed.expand({shape}), if every element is to have that weight"
     return f"one weight for each element of the output: a tensor of shape {tuple(needed)}, or torch.ones_like(y)"
+
+
+def _expands(given: torch.Size, needed: torch.Size) -> bool:
+    ends = zip(reversed(given), reversed(needed), strict=False)
+    return len(given) <= len(needed) and all(a in {1, b} for a, b in ends)
 
 
 def _refuse(value: Tensor, lost: Tensor, part: Tensor, what: str, fix: str) -> None:

@@ -74,9 +74,7 @@ class Space:
     size: int
 
     @classmethod
-    def of(
-        cls, tree: Any, *, name: str = "", names: Mapping[Any, str] | None = None, integers: bool = False
-    ) -> Space:
+    def of(cls, tree: Any, *, name: str = "", names: Mapping[Any, str] | None = None, integers: bool = False) -> Space:
         """The Space of a pytree.
 
         Args:
@@ -200,12 +198,7 @@ class Space:
             return self.unflatten(parts)
         lead = 1 if form is Form.STACK else 0
         flat = self.join(
-            [
-                part.reshape(part.shape[:lead] + (-1,))
-                if part.numel()
-                else part.reshape(part.shape[:lead] + (leaf.numel,))
-                for part, leaf in zip(parts, self.leaves, strict=True)
-            ]
+            [part.reshape(*part.shape[:lead], leaf.numel) for part, leaf in zip(parts, self.leaves, strict=True)]
         )
         return flat.mT if form is Form.STACK else flat
 
@@ -219,9 +212,7 @@ class Space:
 
     def zeros(self, *lead: int) -> tuple[Tensor, ...]:
         """The zero vector, one tensor for each leaf, behind the leading dimensions given."""
-        return tuple(
-            torch.zeros(lead + leaf.shape, dtype=leaf.dtype, device=leaf.device) for leaf in self.leaves
-        )
+        return tuple(torch.zeros(lead + leaf.shape, dtype=leaf.dtype, device=leaf.device) for leaf in self.leaves)
 
     def onehots(self, indices: Tensor) -> tuple[Tensor, ...]:
         """The unit vectors of these flat positions, stacked: ``(len(indices), *leaf.shape)`` for each leaf."""
@@ -237,8 +228,7 @@ class Space:
         """The leaves in words: ``x (4, 3) float32, w (2,) float64``."""
         return (
             ", ".join(
-                f"{leaf.name} {tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
-                for leaf in self.leaves
+                f"{leaf.name} {tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}" for leaf in self.leaves
             )
             or "nothing"
         )
@@ -261,10 +251,8 @@ class Space:
                     else f", or the structure {one_line(self.treespec)}"
                 ),
             )
-        if (
-            self.treespec.is_leaf()
-            or not isinstance(vector, dict | list | tuple)
-            and pytree.tree_structure(vector).is_leaf()
+        if self.treespec.is_leaf() or (
+            not isinstance(vector, dict | list | tuple) and pytree.tree_structure(vector).is_leaf()
         ):
             raise ArgumentError(
                 f"{name} is not a tensor",
@@ -289,7 +277,7 @@ class Space:
 
 def _child_name(names: Mapping[Any, str], path: Sequence[Any]) -> str:
     child = path[0].idx if isinstance(path[0], pytree.SequenceKey) else path[0].key
-    return names[child] + pytree.keystr(path[1:])
+    return names[child] + pytree.keystr(tuple(path[1:]))
 
 
 def is_differentiable_dtype(dtype: torch.dtype) -> bool:

@@ -187,9 +187,7 @@ class _Pieces:
         self._pieces.append(results)
 
     def result(self) -> Tensors:
-        return tuple(
-            torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*self._pieces, strict=True)
-        )
+        return tuple(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*self._pieces, strict=True))
 
 
 def _first_line(error: BaseException) -> str:

@@ -79,11 +79,11 @@ def _control_group_free() -> int:
     return 2**62
 
 
-class _LiveBytes(TorchDispatchMode):
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages that operations create, and their peak."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.current = 0
         self.peak = 0
         self._known: dict[int, int] = {}

@@ -41,9 +41,7 @@ def plan_for(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) ->
     return facts, plan
 
 
-def build(
-    passes: Passes, want: Want, strategy: str, *, holomorphic: bool
-) -> tuple[Grid | Tensor | None, Plan]:
+def build(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) -> tuple[Grid | Tensor | None, Plan]:
     """Build a Jacobian of the live inputs and outputs.
 
     Returns:
@@ -128,9 +126,7 @@ def _verify(passes: Passes, facts: Facts, plan: Plan, result: Grid | Tensor, *, 
     return wrong
 
 
-def _seed_times_grid(
-    seed: Sequence[Tensor], grid: Grid, columns: Sequence[Leaf]
-) -> tuple[list[Tensor], list[Tensor]]:
+def _seed_times_grid(seed: Sequence[Tensor], grid: Grid, columns: Sequence[Leaf]) -> tuple[list[Tensor], list[Tensor]]:
     found, scale = [], []
     for j in range(len(columns)):
         total: Tensor | float = 0.0
@@ -147,16 +143,14 @@ def _seed_times_grid(
     return found, scale
 
 
-def _seed_times_blocks(
-    seed: Sequence[Tensor], blocks: Tensor, facts: Facts
-) -> tuple[list[Tensor], list[Tensor]]:
+def _seed_times_blocks(seed: Sequence[Tensor], blocks: Tensor, facts: Facts) -> tuple[list[Tensor], list[Tensor]]:
     examples = blocks.shape[0]
     weights = torch.cat([part.reshape(examples, -1).to(blocks.device) for part in seed], dim=1)
     exact = precise(blocks.detach())
     products = torch.einsum("bm,bmn->bn", weights.to(exact.dtype), exact)
     sizes = torch.linalg.vector_norm(exact, dim=1)
     widths = [leaf.numel // examples for leaf in facts.columns.leaves]
-    return list(products.split(widths, dim=1)), list(sizes.split(widths, dim=1))
+    return list(torch.split(products, widths, dim=1)), list(torch.split(sizes, widths, dim=1))
 
 
 def mixing(passes: Passes, lead: int) -> str:

@@ -122,9 +122,7 @@ class Jacobian(Operator):
         grid = self._grid()
         per_output = []
         for k, row in enumerate(self.outputs.leaves):
-            blocks = [
-                grid[k][j].reshape(row.shape + column.shape) for j, column in enumerate(self.inputs.leaves)
-            ]
+            blocks = [grid[k][j].reshape(row.shape + column.shape) for j, column in enumerate(self.inputs.leaves)]
             per_output.append(self.inputs.unflatten(blocks))
         return self.outputs.unflatten(per_output)
 
@@ -169,9 +167,8 @@ class Jacobian(Operator):
             index: An int, giving ``(m,)``; or a slice, range, list or tensor of ints, giving ``(m, k)``.
         """
         positions, single = _positions(index, self.shape[1], "column")
-        if self.inputs.is_complex or self.outputs.is_complex:
-            if not self._options.holomorphic:
-                return self.matrix()[:, positions[0] if single else positions]
+        if (self.inputs.is_complex or self.outputs.is_complex) and not self._options.holomorphic:
+            return self.matrix()[:, positions[0] if single else positions]
         found = self._passes.push_many(lambda a, b: self.inputs.onehots(positions[a:b]), len(positions))
         columns: Tensor = self.outputs.write(found, Form.STACK)
         columns = columns.to(self.inputs.dtype)
@@ -199,9 +196,7 @@ class Jacobian(Operator):
         Raises:
             StrategyError: Examples mix (BatchNorm in training, say), or there is no batch dimension.
         """
-        found, plan = build(
-            self._passes, "blocks", self._block_strategy(), holomorphic=self._options.holomorphic
-        )
+        found, plan = build(self._passes, "blocks", self._block_strategy(), holomorphic=self._options.holomorphic)
         self._plan = plan
         if isinstance(found, Tensor) and self._all_live():
             return found
@@ -238,9 +233,7 @@ class Jacobian(Operator):
         """``[k][j]``: a matrix for each output and input leaf, zeros for those that carry no graph."""
         if self._options.holomorphic:
             self._check_cauchy_riemann()
-        found, plan = build(
-            self._passes, "matrix", self._options.strategy, holomorphic=self._options.holomorphic
-        )
+        found, plan = build(self._passes, "matrix", self._options.strategy, holomorphic=self._options.holomorphic)
         self._plan = plan
         live_outputs = {index: k for k, index in enumerate(self._lin.live_outputs)}
         live_inputs = {index: j for j, index in enumerate(self._lin.live_inputs)}
@@ -252,9 +245,7 @@ class Jacobian(Operator):
                 if isinstance(found, list) and k is not None and j is not None:
                     blocks.append(found[k][j])
                 else:
-                    blocks.append(
-                        torch.zeros((row.numel, column.numel), dtype=column.dtype, device=column.device)
-                    )
+                    blocks.append(torch.zeros((row.numel, column.numel), dtype=column.dtype, device=column.device))
             grid.append(blocks)
         return grid
 
@@ -275,9 +266,7 @@ class Jacobian(Operator):
         (examples,) = shapes.pop()
         heights = [leaf.numel // max(examples, 1) for leaf in self.outputs.leaves]
         widths = [leaf.numel // max(examples, 1) for leaf in self.inputs.leaves]
-        result = torch.zeros(
-            (examples, sum(heights), sum(widths)), dtype=self.inputs.dtype, device=self.inputs.device
-        )
+        result = torch.zeros((examples, sum(heights), sum(widths)), dtype=self.inputs.dtype, device=self.inputs.device)
         if isinstance(found, Tensor):
             rows = _ranges(heights, self._lin.live_outputs)
             columns = _ranges(widths, self._lin.live_inputs)
@@ -333,9 +322,7 @@ def _positions(index: Any, size: int, what: str) -> tuple[Tensor, bool]:
             range(size)[index], dtype=torch.long
         ), False
     single = False
-    if isinstance(index, Tensor) and (
-        index.dtype == torch.bool or index.is_floating_point() or index.ndim > 1
-    ):
+    if isinstance(index, Tensor) and (index.dtype == torch.bool or index.is_floating_point() or index.ndim > 1):
         raise ArgumentError(
             f"a {what} index is an int, a slice, or a sequence of ints",
             got=f"a tensor of {index.dtype} and shape {tuple(index.shape)}",
@@ -357,9 +344,7 @@ def _positions(index: Any, size: int, what: str) -> tuple[Tensor, bool]:
                 fix=f"J.{what}s(0), J.{what}s([0, 2]) or J.{what}s(slice(0, 10))",
             ) from None
     if len(positions) and not (-size <= int(positions.min()) and int(positions.max()) < size):
-        raise ValueMismatch(
-            f"{what} index out of range", got=f"{index!r} for {size} {what}s", fix=f"0 to {size - 1}"
-        )
+        raise ValueMismatch(f"{what} index out of range", got=f"{index!r} for {size} {what}s", fix=f"0 to {size - 1}")
     return torch.where(positions < 0, positions + size, positions), single
 
 

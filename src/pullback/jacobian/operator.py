@@ -266,9 +266,7 @@ def _scale(factor: float | Tensor, parts: Tensors) -> Tensors:
 
 def _like(parts: Tensors, space: Space) -> Tensors:
     return tuple(
-        part.reshape(part.shape[: part.ndim - len(leaf.shape)] + leaf.shape).to(
-            dtype=leaf.dtype, device=leaf.device
-        )
+        part.reshape(part.shape[: part.ndim - len(leaf.shape)] + leaf.shape).to(dtype=leaf.dtype, device=leaf.device)
         for part, leaf in zip(parts, space.leaves, strict=True)
     )
 
@@ -307,7 +305,6 @@ def _scalar(factor: Any) -> float | Tensor:
         return factor
     raise ArgumentError(
         "an operator is scaled by one real number",
-        got=f"{type(factor).__name__}"
-        + (f" of shape {tuple(factor.shape)}" if isinstance(factor, Tensor) else ""),
+        got=f"{type(factor).__name__}" + (f" of shape {tuple(factor.shape)}" if isinstance(factor, Tensor) else ""),
         fix="write 2.0 * J; to weight outputs one by one, weight the seed: J.T @ (w * u)",
     )

@@ -66,9 +66,7 @@ class Passes:
         lin = self.linearization
         if not total or not lin.live_outputs or not lin.live_inputs:
             return lin.inputs.zeros(total)
-        found = self.run(
-            "reverse", lambda a, b: _pick(seeds(a, b), lin.live_outputs), total, self._check_pulled
-        )
+        found = self.run("reverse", lambda a, b: _pick(seeds(a, b), lin.live_outputs), total, self._check_pulled)
         return self._spread(lin.inputs, lin.live_inputs, found, total)
 
     def push_many(self, seeds: Callable[[int, int], Tensors], total: int) -> Tensors:
@@ -80,9 +78,7 @@ class Passes:
             stacks = seeds(0, total)
             each = [self._push_by_rows(tuple(stack[k] for stack in stacks)) for k in range(total)]
             return tuple(torch.stack(parts) for parts in zip(*each, strict=True))
-        found = self.run(
-            "forward", lambda a, b: _pick(seeds(a, b), lin.live_inputs), total, self._check_pushed
-        )
+        found = self.run("forward", lambda a, b: _pick(seeds(a, b), lin.live_inputs), total, self._check_pushed)
         return self._spread(lin.outputs, lin.live_outputs, found, total)
 
     def run(
@@ -140,9 +136,7 @@ class Passes:
         """The time of one pass within a small batch."""
         lin = self.linearization
         space, kernel = (
-            (lin.rows, lin.pull)
-            if side == "reverse"
-            else (lin.columns, next(iter(self.forward_kernels().values())))
+            (lin.rows, lin.pull) if side == "reverse" else (lin.columns, next(iter(self.forward_kernels().values())))
         )
         stacks = tuple(torch.stack([part] * TIMED_PASSES) for part in random_vector(space))
         best = float("inf")
@@ -175,9 +169,7 @@ class Passes:
         if verifier.done_before(key) or lin.transformed:
             return True
         if verifier.done_before(rejected):
-            self.notes.append(
-                f"{name} pass: found wrong or impossible before, for this function and these shapes"
-            )
+            self.notes.append(f"{name} pass: found wrong or impossible before, for this function and these shapes")
             return False
         tangent = random_vector(lin.columns, seed=7)
         try:
@@ -191,9 +183,9 @@ class Passes:
         seed, gradient = verifier.probe
         forward, size = inner(seed, pushed)
         reverse, other = inner(gradient, tangent)
-        error = _scalar_error(forward, reverse, size + other)
-        if not error <= verifier.tolerance:
-            wrong = f"{name} pass: ⟨u, Jv⟩ disagrees with ⟨Jᵀu, v⟩ of a plain reverse pass, relative error {error:.1e}"
+        gap = _scalar_error(forward, reverse, size + other)
+        if not gap <= verifier.tolerance:
+            wrong = f"{name} pass: ⟨u, Jv⟩ disagrees with ⟨Jᵀu, v⟩ of a plain reverse pass, relative error {gap:.1e}"
             verifier.remember(rejected)
             self.report(wrong, "another forward pass, or reverse passes")
             return False
@@ -264,12 +256,13 @@ def _line(total: int) -> Space:
 
 
 def _combine(weights: Tensor, stack: Tensor) -> Tensor:
-    return torch.tensordot(weights.to(dtype=stack.dtype, device=stack.device), stack, dims=1)
+    combined: Tensor = torch.tensordot(weights.to(dtype=stack.dtype, device=stack.device), stack, dims=1)
+    return combined
 
 
 def _scalar_error(left: float, right: float, size: float) -> float:
-    tensors = [torch.tensor([value], dtype=torch.float64) for value in (left, size, right)]
-    return relative_error(*tensors)
+    found, scale, expected = (torch.tensor([value], dtype=torch.float64) for value in (left, size, right))
+    return relative_error(found, scale, expected)
 
 
 def _unshared(results: Tensors, seeds: Tensors) -> Tensors:

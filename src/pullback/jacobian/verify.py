@@ -75,15 +75,10 @@ class Verifier:
         """What :meth:`remember` stores: a route, and the shapes, dtypes and devices that it was taken for."""
         lin = self.linearization
         f = lin.problem.f
-        leaves = [
-            (leaf.name, leaf.shape, leaf.dtype, leaf.device)
-            for leaf in lin.inputs.leaves + lin.outputs.leaves
-        ]
+        leaves = [(leaf.name, leaf.shape, leaf.dtype, leaf.device) for leaf in lin.inputs.leaves + lin.outputs.leaves]
         return what, getattr(f, "training", None), tuple(leaves)
 
-    def disagreement(
-        self, found: Sequence[Tensor], scale: Sequence[Tensor], expected: Sequence[Tensor]
-    ) -> str:
+    def disagreement(self, found: Sequence[Tensor], scale: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
         """Where ``uᵀJ`` as built and as pulled differ: in words, or ``""``.
 
         Args:
@@ -92,9 +87,7 @@ class Verifier:
             expected: ``uᵀJ`` by a plain reverse pass.
         """
         tolerance = self.tolerance
-        for leaf, have, size, want in zip(
-            self.linearization.columns.leaves, found, scale, expected, strict=True
-        ):
+        for leaf, have, size, want in zip(self.linearization.columns.leaves, found, scale, expected, strict=True):
             error = relative_error(have.flatten(), size.flatten(), want.flatten())
             if not error <= tolerance:
                 return f"by {leaf.name}, relative error {error:.1e} where {tolerance:.0e} is allowed"

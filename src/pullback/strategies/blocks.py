@@ -90,9 +90,7 @@ class Blocks(Strategy):
             return [[part[:, row.slice] for part in flat] for row in rows.leaves]
         for answer, row in zip(answers, rows.leaves, strict=True):
             flat_row = answer.reshape(columns.size, examples, row.numel).permute(1, 2, 0)
-            grid.append(
-                [like_gradient(real_part(flat_row[:, :, column.slice]), column) for column in columns.leaves]
-            )
+            grid.append([like_gradient(real_part(flat_row[:, :, column.slice]), column) for column in columns.leaves])
         return grid
 
 

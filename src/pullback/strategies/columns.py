@@ -47,10 +47,7 @@ class Columns(Strategy):
 
     def recover(self, facts: Facts, bid: Bid, answers: Sequence[Tensor]) -> Grid:
         return [
-            [
-                column_block(facts, answer.reshape(len(answer), row.numel), column).mT
-                for column in facts.columns.leaves
-            ]
+            [column_block(facts, answer.reshape(len(answer), row.numel), column).mT for column in facts.columns.leaves]
             for answer, row in zip(answers, facts.rows.leaves, strict=True)
         ]
 
