@@ -17,7 +17,7 @@ from pullback.strategies.base import STRATEGIES, Bid, Facts, Refusal
 # The two sides are timed when their passes differ by less than this factor ...
 CLOSE_CALL = 4
 # ... and there are enough of them for the timing to be a small part of the work.
-WORTH_TIMING = 128
+WORTH_TIMING = 256
 # Until they are timed, a forward pass counts double: it runs the function again.
 UNTIMED: dict[Side, float] = {"reverse": 1.0, "forward": 2.0}
 
@@ -56,11 +56,34 @@ class Plan:
         offer = self.offers.get(self.chosen)
         return offer.passes if isinstance(offer, Bid) else 0
 
-    def cost(self, name: str) -> float:
-        """What a strategy's passes cost: seconds where both sides were measured, else their weighted number."""
+    def bid(self, name: str) -> Bid:
+        """The bid of a strategy that made one."""
         offer = self.offers[name]
         assert isinstance(offer, Bid)
-        return offer.passes * (self.seconds or UNTIMED)[offer.side]
+        return offer
+
+    def by_cost(self) -> list[str]:
+        """The strategies that bid, the cheapest first: by seconds where they were measured, else by passes."""
+        weight = self.seconds or UNTIMED
+        names = [name for name, offer in self.offers.items() if isinstance(offer, Bid)]
+        return sorted(names, key=lambda name: self.bid(name).passes * weight[self.bid(name).side])
+
+    def close_call(self) -> bool:
+        """Whether the cost of a pass on each side decides, and there are enough passes to time a few."""
+        fewest: dict[Side, int] = {}
+        for name in self.by_cost():
+            fewest.setdefault(self.bid(name).side, self.bid(name).passes)
+        few, many = min(fewest.values(), default=0), max(fewest.values(), default=0)
+        return len(fewest) == 2 and few >= WORTH_TIMING and many <= CLOSE_CALL * few
+
+    def forward_works(self, facts: Facts) -> bool:
+        """Whether forward mode works and is right here; if not, the bids that count on it become refusals."""
+        reason = facts.no_forward()
+        if reason:
+            for name in self.by_cost():
+                if self.bid(name).side == "forward":
+                    self.offers[name] = Refusal(reason)
+        return not reason
 
     def note(self, text: str) -> None:
         """Add a note, once."""
@@ -122,22 +145,18 @@ def choose(facts: Facts, shape: tuple[int, int], wanted: str, seconds: Callable[
     """
     able = {name: each for name, each in STRATEGIES.all().items() if facts.want in each.gives}
     plan = Plan(facts.want, shape, {name: each.bid(facts) for name, each in able.items()})
-    names = [name for name, offer in plan.offers.items() if isinstance(offer, Bid)]
     if wanted == "auto":
-        plan.seconds = _weigh(plan, names, seconds)
-    plan.order = sorted(names, key=plan.cost)
-    if wanted != "auto":
-        check_name(wanted)
-        offer = plan.offers[wanted]
-        if isinstance(offer, Refusal):
-            raise StrategyError(
-                f"strategy {wanted!r} cannot build this Jacobian",
-                got=offer.why,
-                fix="strategy='auto' takes the cheapest that can" + (f", now {plan.order[0]!r}" if names else ""),
-            )
-        plan.order.sort(key=lambda name: name != wanted)
-    if plan.order:
-        plan.chosen = plan.order[0]
+        if plan.close_call() and plan.forward_works(facts):
+            plan.seconds = {side: seconds(side) for side in ("forward", "reverse")}
+        order = plan.by_cost()
+    else:
+        order = sorted(plan.by_cost(), key=lambda name: name != wanted)
+    if order and plan.bid(order[0]).side == "forward" and not plan.forward_works(facts):
+        order = [name for name in order if isinstance(plan.offers[name], Bid)]
+    if wanted != "auto" and (not order or order[0] != wanted):
+        raise _cannot(plan, wanted, order)
+    plan.order = order
+    plan.chosen = order[0] if order else ""
     return plan
 
 
@@ -147,6 +166,8 @@ def check_name(name: str) -> None:
     Raises:
         ValueMismatch: No strategy is called that.
     """
+    if name == "auto":
+        return
     known = ["auto", *STRATEGIES.all()]
     if name not in known:
         raise ValueMismatch(
@@ -154,17 +175,13 @@ def check_name(name: str) -> None:
         )
 
 
-def _weigh(plan: Plan, names: list[str], seconds: Callable[[Side], float]) -> dict[Side, float]:
-    best: dict[Side, int] = {}
-    for name in names:
-        offer = plan.offers[name]
-        assert isinstance(offer, Bid)
-        best[offer.side] = min(best.get(offer.side, offer.passes), offer.passes)
-    if len(best) < 2 or min(best.values()) < WORTH_TIMING:
-        return {}
-    if max(best.values()) > CLOSE_CALL * min(best.values()):
-        return {}
-    return {side: seconds(side) for side in best}
+def _cannot(plan: Plan, wanted: str, order: list[str]) -> StrategyError:
+    offer = plan.offers.get(wanted)
+    return StrategyError(
+        f"strategy {wanted!r} cannot build this Jacobian",
+        got=offer.why if offer is not None else f"it does not give {plan.want}",
+        fix="strategy='auto' takes the cheapest that can" + (f", now {order[0]!r}" if order else ""),
+    )
 
 
 def _readable(size: float) -> str:

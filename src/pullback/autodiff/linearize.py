@@ -129,8 +129,8 @@ class Recorded(Linearization):
     @property
     def kernels(self) -> dict[str, Pass]:
         if self.problem.call is None:
-            return {"two reverse passes": self._push_by_pulling}
-        return {"forward": self._push_by_running, "two reverse passes": self._push_by_pulling}
+            return {"reverse-over-reverse": self._push_by_pulling}
+        return {"forward": self._push_by_running, "reverse-over-reverse": self._push_by_pulling}
 
     def _push_by_running(self, tangents: Tensors) -> Tensors:
         """Run the function again, with dual numbers."""

@@ -47,11 +47,13 @@ class Run:
         route: The route that was taken.
         chunks: The sizes of the chunks.
         notes: Routes that failed on the way, chunks that had to be halved.
+        each: The bytes that one pass of a batch takes, where they were measured.
     """
 
     route: Route | None = None
     chunks: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    each: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class LocalExecutor:
         answer: Space,
         *,
         in_place: bool = True,
+        each: float | None = None,
     ) -> tuple[Tensors, Run]:
         """Send ``total`` seeds through the first of the ways that works.
 
@@ -87,11 +90,12 @@ class LocalExecutor:
             total: How many seeds there are; at least one.
             answer: The Space that each pass answers in.
             in_place: Write chunks into one result; False keeps them differentiable and concatenates.
+            each: The bytes that one pass takes, where they are known: then nothing is measured.
 
         Returns:
             One tensor ``(total, *leaf.shape)`` for each leaf of the answer, and what was done.
         """
-        report = Run()
+        report = Run(each=each or 0.0)
         for index, way in enumerate(ways):
             report.route = way
             report.chunks = []
@@ -115,17 +119,23 @@ class LocalExecutor:
     ) -> Tensors:
         collect = _Buffer(total, answer) if in_place else _Pieces()
         device = answer.device
-        size = min(total, FIRST_CHUNK) if in_place and way.at_once else total if way.at_once else 1
-        unmeasured = size < total and way.at_once
+        unmeasured = way.at_once and in_place and not report.each
+        if unmeasured:
+            size = FIRST_CHUNK
+        elif way.at_once and in_place:
+            size = self._chunk(report.each, device)
+        else:
+            size = total if way.at_once else 1
         start = 0
         with Progress(total, f"{total} passes, {way.name}", self.progress) as progress:
             while start < total:
                 stop = min(start + size, total)
                 try:
-                    if unmeasured:
+                    if unmeasured and stop < total:
                         unmeasured = False
                         results, peak = measured(partial(_send, way, seeds, start, stop), device)
-                        size = self._chunk(peak, stop - start, device)
+                        report.each = max(peak / (stop - start), 1.0)
+                        size = self._chunk(report.each, device)
                     else:
                         results = _send(way, seeds, start, stop)
                 except Exception as error:
@@ -140,8 +150,7 @@ class LocalExecutor:
                 progress.update(start)
         return collect.result()
 
-    def _chunk(self, peak: int, passes: int, device: torch.device) -> int:
-        each = max(peak // passes, 1)
+    def _chunk(self, each: float, device: torch.device) -> int:
         fits = self.limit(device) // each
         if device.type == "cpu":
             fits = min(fits, max(CPU_WORKING_SET // each, SMALLEST_FAST_CHUNK))

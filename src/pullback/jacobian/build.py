@@ -58,8 +58,9 @@ def build(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) -> tu
         reasons = "; ".join(dict.fromkeys(f"{name}: {offer.why}" for name, offer in plan.offers.items()))
         raise StrategyError(f"nothing can build this Jacobian as {want}", got=reasons, fix=_instead(want))
     for name in plan.order:
-        offer = plan.offers[name]
-        assert isinstance(offer, Bid)
+        offer = plan.bid(name)
+        if offer.side == "forward" and not plan.forward_works(facts):
+            continue
         plan.chosen = name
         _check_memory(passes, facts, offer)
         try:
@@ -108,8 +109,8 @@ def _verify(passes: Passes, facts: Facts, plan: Plan, result: Grid | Tensor, *, 
     if is_plain:
         plan.checked = "by construction: plain reverse passes"
         return ""
-    key = verifier.key(f"{facts.want} by {plan.chosen}: {plan.route}")
-    if verifier.done_before(key):
+    way = f"{facts.want} by {plan.chosen}: {plan.route}"
+    if verifier.recall(way):
         plan.checked = "before, for this function and these shapes"
         return ""
     seed, expected = verifier.probe
@@ -121,7 +122,7 @@ def _verify(passes: Passes, facts: Facts, plan: Plan, result: Grid | Tensor, *, 
         found, scale = _seed_times_grid(seed, result, facts.columns.leaves)
     wrong = verifier.disagreement(found, scale, expected)
     if not wrong:
-        verifier.remember(key)
+        verifier.learn(way)
         plan.checked = "a random seed times J equals a plain reverse pass"
     return wrong
 

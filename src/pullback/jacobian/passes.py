@@ -95,12 +95,11 @@ class Passes:
             assert run.route is not None
             self.notes.extend(run.notes)
             ways = ways[ways.index(run.route) + 1 :]
-            key = self.verifier.key(run.route.name)
-            if not self.verifier.active or not ways or self.verifier.done_before(key):
+            if not self.verifier.active or not ways or self.verifier.recall(run.route.name):
                 return found
             wrong = check(seeds, total, found)
             if not wrong:
-                self.verifier.remember(key)
+                self.verifier.learn(run.route.name)
                 return found
             self.report(f"{run.route.name} disagrees with a plain reverse pass {wrong}", ways[0].name)
 
@@ -110,7 +109,13 @@ class Passes:
         """Run many passes on the live inputs and outputs by the first route that works."""
         lin = self.linearization
         answer = lin.columns if side == "reverse" else lin.rows
-        return self.executor.run(ways, seeds, total, answer, in_place=not lin.create_graph)
+        known = f"bytes of a {side} pass"
+        found, run = self.executor.run(
+            ways, seeds, total, answer, in_place=not lin.create_graph, each=self.verifier.recall(known)
+        )
+        if run.each:
+            self.verifier.learn(known, run.each)
+        return found, run
 
     def routes(self, side: Side) -> list[Route]:
         """The ways to run many passes on a side, the fastest first."""
@@ -133,11 +138,18 @@ class Passes:
         return "" if self.forward_kernels() else "no forward pass works here (see the notes)"
 
     def seconds(self, side: Side) -> float:
-        """The time of one pass within a small batch."""
+        """The time of one pass within a small batch; measured once for a function and its shapes."""
+        known = f"seconds of a {side} pass"
+        learned = self.verifier.recall(known)
+        if learned is None:
+            learned = self._measure_seconds(side)
+            self.verifier.learn(known, learned)
+        return learned
+
+    def _measure_seconds(self, side: Side) -> float:
         lin = self.linearization
-        space, kernel = (
-            (lin.rows, lin.pull) if side == "reverse" else (lin.columns, next(iter(self.forward_kernels().values())))
-        )
+        space = lin.rows if side == "reverse" else lin.columns
+        kernel = lin.pull if side == "reverse" else next(iter(self.forward_kernels().values()))
         stacks = tuple(torch.stack([part] * TIMED_PASSES) for part in random_vector(space))
         best = float("inf")
         for _ in range(2):
@@ -165,10 +177,10 @@ class Passes:
 
     def _vet(self, name: str, kernel: Pass) -> bool:
         lin, verifier = self.linearization, self.verifier
-        key, rejected = verifier.key(f"{name}, one pass at a time"), verifier.key(f"{name}: rejected")
-        if verifier.done_before(key) or lin.transformed:
+        accepted, rejected = f"{name}: accepted", f"{name}: rejected"
+        if verifier.recall(accepted) or lin.transformed:
             return True
-        if verifier.done_before(rejected):
+        if verifier.recall(rejected):
             self.notes.append(f"{name} pass: found wrong or impossible before, for this function and these shapes")
             return False
         tangent = random_vector(lin.columns, seed=7)
@@ -176,7 +188,7 @@ class Passes:
             pushed = kernel(tangent)
         except Exception as error:  # whatever a missing or broken formula raises, there is a next way
             self.notes.append(f"{name} pass not possible: {type(error).__name__}: {_first_line(error)}")
-            verifier.remember(rejected)
+            verifier.learn(rejected)
             return False
         if not verifier.active:
             return True
@@ -186,17 +198,17 @@ class Passes:
         gap = _scalar_error(forward, reverse, size + other)
         if not gap <= verifier.tolerance:
             wrong = f"{name} pass: ⟨u, Jv⟩ disagrees with ⟨Jᵀu, v⟩ of a plain reverse pass, relative error {gap:.1e}"
-            verifier.remember(rejected)
+            verifier.learn(rejected)
             self.report(wrong, "another forward pass, or reverse passes")
             return False
-        verifier.remember(key)
+        verifier.learn(accepted)
         return True
 
     def _check_pulled(self, seeds: Callable[[int, int], Tensors], total: int, found: Tensors) -> str:
         """A random combination of the answers must be the answer to that combination of the seeds."""
         weights = random_vector(_line(total))[0]
         combined = tuple(_combine(weights, stack) for stack in seeds(0, total))
-        scale = [torch.linalg.vector_norm(part.detach().flatten(1), dim=0) for part in found]
+        scale = [torch.linalg.vector_norm(_rows_of(part.detach()), dim=0) for part in found]
         return self.verifier.disagreement(
             [_combine(weights, part.detach()) for part in found], scale, self.verifier.plain(combined)
         )
@@ -226,7 +238,7 @@ class Passes:
                 return tuple(part * (direction if part.is_complex() else 1) for part in hot)
 
             rows = self.pull_many(seeds, space.size)
-            terms = [(row.flatten(1).conj() @ t.flatten()) for row, t in zip(rows, tangents, strict=True)]
+            terms = [(_rows_of(row).conj() @ t.flatten()) for row, t in zip(rows, tangents, strict=True)]
             return sum((term.real if term.is_complex() else term for term in terms), torch.zeros(()))
 
         real = along(1)
@@ -249,6 +261,11 @@ class Passes:
 
 def _pick(stacks: Tensors, live: tuple[int, ...]) -> Tensors:
     return tuple(stacks[index] for index in live)
+
+
+def _rows_of(stack: Tensor) -> Tensor:
+    """A stack as a matrix: one flat row for each pass, also where what is stacked has no dimension."""
+    return stack.reshape(stack.shape[0], stack[:1].numel())
 
 
 def _line(total: int) -> Space:

@@ -26,7 +26,8 @@ COARSEST = 0.1
 # Entries this much smaller than the largest are held to the largest one's error.
 RANGE = 1e-3
 
-_verified: weakref.WeakKeyDictionary[Any, set[Hashable]] = weakref.WeakKeyDictionary()
+# What was learned of a function, for as long as it lives.
+_learned: weakref.WeakKeyDictionary[Any, dict[Hashable, float]] = weakref.WeakKeyDictionary()
 
 
 @dataclass
@@ -57,26 +58,24 @@ class Verifier:
         """``uᵀJ`` by a plain reverse pass, detached."""
         return tuple(part.detach() for part in self.linearization.pull(seed))
 
-    def done_before(self, what: Hashable) -> bool:
-        """Whether this was verified before for the same function and shapes."""
+    def recall(self, what: str) -> float | None:
+        """What was learned before of the same function at the same shapes, or None."""
         try:
-            return what in _verified.get(self.linearization.problem.f, ())
+            return _learned.get(self.linearization.problem.f, {}).get(self._key(what))
         except TypeError:  # a callable that cannot be hashed or weakly referenced
-            return False
+            return None
 
-    def remember(self, what: Hashable) -> None:
-        """Do not verify this again for the same function and shapes."""
+    def learn(self, what: str, value: float = 1.0) -> None:
+        """Remember something of this function at these shapes."""
         try:
-            _verified.setdefault(self.linearization.problem.f, set()).add(what)
+            _learned.setdefault(self.linearization.problem.f, {})[self._key(what)] = value
         except TypeError:
             return
 
-    def key(self, what: str) -> Hashable:
-        """What :meth:`remember` stores: a route, and the shapes, dtypes and devices that it was taken for."""
+    def _key(self, what: str) -> Hashable:
         lin = self.linearization
-        f = lin.problem.f
-        leaves = [(leaf.name, leaf.shape, leaf.dtype, leaf.device) for leaf in lin.inputs.leaves + lin.outputs.leaves]
-        return what, getattr(f, "training", None), tuple(leaves)
+        training = getattr(lin.problem.f, "training", None)
+        return what, training, lin.inputs.leaves, lin.outputs.leaves
 
     def disagreement(self, found: Sequence[Tensor], scale: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
         """Where ``uᵀJ`` as built and as pulled differ: in words, or ``""``.

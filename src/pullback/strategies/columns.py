@@ -12,7 +12,6 @@ from pullback.strategies.base import (
     Bid,
     Facts,
     Grid,
-    Refusal,
     Strategy,
     answer_bytes,
     like_gradient,
@@ -20,9 +19,6 @@ from pullback.strategies.base import (
     strategy,
     unit_range,
 )
-
-# With more columns than this for each row, forward mode loses whatever a pass costs; it is not probed then.
-CONTEST = 4
 
 
 @strategy
@@ -32,11 +28,8 @@ class Columns(Strategy):
     name = "columns"
     gives = frozenset({"matrix"})
 
-    def bid(self, facts: Facts) -> Bid | Refusal:
+    def bid(self, facts: Facts) -> Bid:
         n = facts.real_columns
-        could_win = n <= CONTEST * facts.rows.size
-        if could_win and (reason := facts.no_forward()):
-            return Refusal(reason)
         why = "one forward pass for each input element"
         if n != facts.columns.size:
             why = "two forward passes for each complex input element: along 1 and along i"
