@@ -84,4 +84,4 @@ def warn(text: str) -> None:
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, PullbackWarning, stacklevel=level - 1)
+    warnings.warn(text, PullbackWarning, stacklevel=level)

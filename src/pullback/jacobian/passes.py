@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pullback.data.problem import Side
 from pullback.data.space import Space
 from pullback.errors import VerificationError, warn
 from pullback.executors.local import LocalExecutor, Route, Run, routes
-from pullback.jacobian.verify import Verifier, inner, random_vector, relative_error
+from pullback.jacobian.verify import Verifier, inner, precise, random_vector, relative_error
 
 TIMED_PASSES = 8
 
@@ -59,6 +60,8 @@ class Passes:
         if not kernels:
             return self._push_by_rows(tangents)
         results = next(iter(kernels.values()))(live)
+        if not lin.transformed:
+            results = _unshared(results, live)
         return self._spread(lin.outputs, lin.live_outputs, results)
 
     def pull_many(self, seeds: Callable[[int, int], Tensors], total: int) -> Tensors:
@@ -195,7 +198,7 @@ class Passes:
         seed, gradient = verifier.probe
         forward, size = inner(seed, pushed)
         reverse, other = inner(gradient, tangent)
-        gap = _scalar_error(forward, reverse, size + other)
+        gap = self._scalar_error(forward, reverse, size + other, tangent)
         if not gap <= verifier.tolerance:
             wrong = f"{name} pass: ⟨u, Jv⟩ disagrees with ⟨Jᵀu, v⟩ of a plain reverse pass, relative error {gap:.1e}"
             verifier.learn(rejected)
@@ -220,10 +223,19 @@ class Passes:
         for k in range(total):
             forward, size = inner(seed, [part[k] for part in found])
             reverse, other = inner(gradient, [stack[k] for stack in stacks])
-            error = _scalar_error(forward, reverse, size + other)
+            error = self._scalar_error(forward, reverse, size + other, tuple(stack[k] for stack in stacks))
             if not error <= self.verifier.tolerance:
                 return f"for tangent {k}, relative error {error:.1e}"
         return ""
+
+    def _scalar_error(self, forward: float, reverse: float, size: float, tangent: Tensors) -> float:
+        """The error of ``⟨u, Jv⟩`` against ``⟨Jᵀu, v⟩``, relative to its terms and to what is more than noise."""
+        noise = sum(
+            each * float(torch.linalg.vector_norm(precise(part.detach()))) if part.numel() else 0.0
+            for each, part in zip(self.verifier.noise, tangent, strict=True)
+        )
+        found, scale, expected = (torch.tensor([value], dtype=torch.float64) for value in (forward, size, reverse))
+        return relative_error(found, scale, expected, noise * max(self.linearization.rows.size, 1) ** 0.5)
 
     def _push_by_rows(self, tangents: Tensors) -> Tensors:
         """Without any forward pass: all rows by reverse passes, times the tangent."""
@@ -265,7 +277,7 @@ def _pick(stacks: Tensors, live: tuple[int, ...]) -> Tensors:
 
 def _rows_of(stack: Tensor) -> Tensor:
     """A stack as a matrix: one flat row for each pass, also where what is stacked has no dimension."""
-    return stack.reshape(stack.shape[0], stack[:1].numel())
+    return stack.reshape(stack.shape[0], math.prod(stack.shape[1:]))
 
 
 def _line(total: int) -> Space:
@@ -273,17 +285,13 @@ def _line(total: int) -> Space:
 
 
 def _combine(weights: Tensor, stack: Tensor) -> Tensor:
-    combined: Tensor = torch.tensordot(weights.to(dtype=stack.dtype, device=stack.device), stack, dims=1)
-    return combined
-
-
-def _scalar_error(left: float, right: float, size: float) -> float:
-    found, scale, expected = (torch.tensor([value], dtype=torch.float64) for value in (left, size, right))
-    return relative_error(found, scale, expected)
+    exact = precise(stack)
+    combined: Tensor = torch.tensordot(weights.to(dtype=exact.dtype, device=exact.device), exact, dims=1)
+    return combined.to(stack.dtype)
 
 
 def _unshared(results: Tensors, seeds: Tensors) -> Tensors:
-    """The identity's pullback is the seed itself; a result must not change when the user's seed does."""
+    """The identity's pass gives the seed itself; a result must not change when the user's seed does."""
     storages = {seed.untyped_storage()._cdata for seed in seeds}
     return tuple(part.clone() if part.untyped_storage()._cdata in storages else part for part in results)
 

@@ -42,6 +42,7 @@ class Verifier:
     linearization: Linearization
     active: bool
     _probe: tuple[Tensors, Tensors] | None = field(default=None, init=False)
+    _noise: list[float] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.active = self.active and not self.linearization.transformed
@@ -86,11 +87,27 @@ class Verifier:
             expected: ``uᵀJ`` by a plain reverse pass.
         """
         tolerance = self.tolerance
-        for leaf, have, size, want in zip(self.linearization.columns.leaves, found, scale, expected, strict=True):
-            error = relative_error(have.flatten(), size.flatten(), want.flatten())
+        leaves = self.linearization.columns.leaves
+        for leaf, have, size, want, noise in zip(leaves, found, scale, expected, self.noise, strict=True):
+            error = relative_error(have.flatten(), size.flatten(), want.flatten(), noise)
             if not error <= tolerance:
                 return f"by {leaf.name}, relative error {error:.1e} where {tolerance:.0e} is allowed"
         return ""
+
+    @property
+    def noise(self) -> list[float]:
+        """For each live input the size below which a derivative is rounding noise.
+
+        A derivative that is zero in exact arithmetic (by a bias before a BatchNorm) comes out as rounding errors
+        of terms of the natural size ``max|y| / max|x|``; relative to itself its error is large, and means nothing.
+        """
+        if self._noise is None:
+            lin = self.linearization
+            values = lin.outputs.flatten(lin.value)
+            largest = max((_largest(values[index]) for index in lin.live_outputs), default=0.0)
+            points = lin.problem.leaves
+            self._noise = [self.tolerance * largest / (_largest(points[index]) or 1.0) for index in lin.live_inputs]
+        return self._noise
 
     @property
     def tolerance(self) -> float:
@@ -105,8 +122,15 @@ def tolerance_of(leaves: Sequence[Leaf]) -> float:
     return min(COARSEST, SLACK * math.sqrt(roundoff))
 
 
-def relative_error(found: Tensor, scale: Tensor, expected: Tensor) -> float:
-    """The largest error relative to its scale; infinite where a finite number was expected and not found."""
+def relative_error(found: Tensor, scale: Tensor, expected: Tensor, noise: float = 0.0) -> float:
+    """The largest error relative to its scale; infinite where a finite number was expected and not found.
+
+    Args:
+        found: What was found.
+        scale: For each entry the size that its error is relative to.
+        expected: What was expected; only its finite entries are compared.
+        noise: The smallest size that an error is relative to.
+    """
     if not expected.numel():
         return 0.0
     found, expected = precise(found), precise(expected)
@@ -116,8 +140,8 @@ def relative_error(found: Tensor, scale: Tensor, expected: Tensor) -> float:
     size = torch.maximum(precise(scale).abs(), expected.abs())[comparable]
     if not size.numel() or not bool(size.any()):
         return 0.0
-    floor = size[size.isfinite()].max() * RANGE
-    error: Tensor = ((found - expected).abs()[comparable] / size.clamp(min=float(floor) or 1e-300)).max()
+    floor = max(float(size[size.isfinite()].max()) * RANGE, noise, 1e-300)
+    error: Tensor = ((found - expected).abs()[comparable] / size.clamp(min=floor)).max()
     return float(error)
 
 
@@ -125,6 +149,8 @@ def precise(tensor: Tensor) -> Tensor:
     """A tensor in at least single precision, for sums."""
     if tensor.dtype in {torch.float16, torch.bfloat16}:
         return tensor.float()
+    if tensor.dtype == torch.complex32:
+        return tensor.to(torch.complex64)
     return tensor
 
 
@@ -137,6 +163,12 @@ def random_vector(space: Space, seed: int = 20_240_229) -> Tensors:
         signed = torch.rand(leaf.shape, generator=generator, device=device) * 2 - 1
         parts.append((signed + 0.5 * signed.sign()).to(dtype=leaf.dtype, device=leaf.device))
     return tuple(parts)
+
+
+def _largest(tensor: Tensor) -> float:
+    finite = tensor.detach().abs()
+    finite = finite[finite.isfinite()]
+    return float(finite.max()) if finite.numel() else 0.0
 
 
 def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[float, float]:
