@@ -6,6 +6,7 @@ in forward mode is not assumed to cost what a reverse pass costs; where that wou
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import StringIO
@@ -20,6 +21,8 @@ CLOSE_CALL = 4
 WORTH_TIMING = 256
 # Until they are timed, a forward pass counts double: it runs the function again.
 UNTIMED: dict[Side, float] = {"reverse": 1.0, "forward": 2.0}
+# A plan prints no wider than this, or than the terminal.
+WIDEST = 100
 
 
 @dataclass
@@ -93,7 +96,8 @@ class Plan:
     def __str__(self) -> str:
         from rich.console import Console  # noqa: PLC0415  only a plan that is printed needs it
 
-        console = Console(file=StringIO(), width=100, color_system=None, force_terminal=False)
+        width = min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
+        console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False)
         console.print(self._table())
         for line in self._lines():
             console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -221,7 +221,7 @@ def test_the_relative_error():
 
 @pytest.mark.parametrize(
     ("dtype", "low", "high"),
-    [(torch.float64, 1e-8, 1e-6), (torch.float32, 1e-4, 1e-2), (torch.float16, 1e-2, 0.1)],
+    [(torch.float64, 1e-10, 1e-8), (torch.float32, 1e-4, 1e-2), (torch.float16, 1e-2, 0.1)],
 )
 def test_the_tolerance_follows_the_dtype(dtype, low, high):
     from pullback.data.space import Space

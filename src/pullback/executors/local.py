@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,8 @@ FIRST_CHUNK = 8
 # A chunk whose working set leaves the CPU's caches runs slower than two chunks that stay inside.
 CPU_WORKING_SET = 32 * 2**20
 SMALLEST_FAST_CHUNK = 16
+# Passes shorter than this are dominated by overhead, which a batch shares.
+WORTH_SWITCHING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,14 @@ class Run:
         chunks: The sizes of the chunks.
         notes: Routes that failed on the way, chunks that had to be halved.
         each: The bytes that one pass of a batch takes, where they were measured.
+        batch_is_slower: Whether a pass alone took less time than one in a batch.
     """
 
     route: Route | None = None
     chunks: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     each: float = 0.0
+    batch_is_slower: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ class LocalExecutor:
         *,
         in_place: bool = True,
         each: float | None = None,
+        alone: float | None = None,
     ) -> tuple[Tensors, Run]:
         """Send ``total`` seeds through the first of the ways that works.
 
@@ -91,6 +97,8 @@ class LocalExecutor:
             answer: The Space that each pass answers in.
             in_place: Write chunks into one result; False keeps them differentiable and concatenates.
             each: The bytes that one pass takes, where they are known: then nothing is measured.
+            alone: The seconds that one pass takes alone, where they are known: should passes take longer in a
+                batch (convolutions do, on a CPU), the rest runs one by one.
 
         Returns:
             One tensor ``(total, *leaf.shape)`` for each leaf of the answer, and what was done.
@@ -100,7 +108,10 @@ class LocalExecutor:
             report.route = way
             report.chunks = []
             try:
-                return self._run_way(way, seeds, total, answer, report, in_place=in_place), report
+                rest = ways[index + 1] if alone and alone > WORTH_SWITCHING and index + 1 < len(ways) else None
+                return self._run_way(
+                    way, seeds, total, answer, report, in_place=in_place, rest=rest, alone=alone
+                ), report
             except Exception as error:
                 if index == len(ways) - 1 or is_out_of_memory(error):
                     raise
@@ -116,6 +127,8 @@ class LocalExecutor:
         report: Run,
         *,
         in_place: bool,
+        rest: Route | None,
+        alone: float | None,
     ) -> Tensors:
         collect = _Buffer(total, answer) if in_place else _Pieces()
         device = answer.device
@@ -130,6 +143,7 @@ class LocalExecutor:
         with Progress(total, f"{total} passes, {way.name}", self.progress) as progress:
             while start < total:
                 stop = min(start + size, total)
+                began = time.perf_counter()
                 try:
                     if unmeasured and stop < total:
                         unmeasured = False
@@ -144,6 +158,10 @@ class LocalExecutor:
                     size = (stop - start) // 2
                     report.notes.append(f"out of memory with {stop - start} passes at once: halved")
                     continue
+                if rest and alone and way.at_once and time.perf_counter() - began > alone * (stop - start):
+                    report.notes.append(f"{way.name}: slower than {rest.name}, which did the rest")
+                    report.batch_is_slower = True
+                    way, size = rest, 1
                 collect.put(start, results)
                 report.chunks.append(stop - start)
                 start = stop

@@ -18,6 +18,8 @@ from pullback.executors.local import LocalExecutor, Route, Run, routes
 from pullback.jacobian.verify import Verifier, inner, precise, random_vector, relative_error
 
 TIMED_PASSES = 8
+# One tangent lets a small error pass by luck; two let it pass with the square of that chance.
+VETTING_TANGENTS = 2
 
 
 @dataclass
@@ -114,17 +116,26 @@ class Passes:
         answer = lin.columns if side == "reverse" else lin.rows
         known = f"bytes of a {side} pass"
         found, run = self.executor.run(
-            ways, seeds, total, answer, in_place=not lin.create_graph, each=self.verifier.recall(known)
+            ways,
+            seeds,
+            total,
+            answer,
+            in_place=not lin.create_graph,
+            each=self.verifier.recall(known),
+            alone=self._seconds_alone() if side == "reverse" else None,
         )
         if run.each:
             self.verifier.learn(known, run.each)
+        if run.batch_is_slower:
+            self.verifier.learn(f"{side}: alone is faster")
         return found, run
 
     def routes(self, side: Side) -> list[Route]:
         """The ways to run many passes on a side, the fastest first."""
-        if side == "reverse":
-            return routes({"reverse": self.linearization.pull})
-        return routes(self.forward_kernels())
+        found = routes({"reverse": self.linearization.pull} if side == "reverse" else self.forward_kernels())
+        if self.verifier.recall(f"{side}: alone is faster"):
+            found.sort(key=lambda way: way.at_once)
+        return found
 
     def forward_kernels(self) -> dict[str, Pass]:
         """The first way to compute ``Jv`` that works and agrees with a reverse pass; none: empty."""
@@ -139,6 +150,15 @@ class Passes:
     def no_forward(self) -> str:
         """Why there is no forward pass, or ``""``."""
         return "" if self.forward_kernels() else "no forward pass works here (see the notes)"
+
+    def _seconds_alone(self) -> float | None:
+        """The time of one plain reverse pass, where it is known or will have to be taken anyway."""
+        lin = self.linearization
+        if lin.transformed or lin.create_graph or lin.inputs.device.type != "cpu":
+            return None
+        if self.verifier.active and self.verifier.recall("seconds of a plain pass") is None:
+            _ = self.verifier.probe
+        return self.verifier.recall("seconds of a plain pass")
 
     def seconds(self, side: Side) -> float:
         """The time of one pass within a small batch; measured once for a function and its shapes."""
@@ -186,26 +206,40 @@ class Passes:
         if verifier.recall(rejected):
             self.notes.append(f"{name} pass: found wrong or impossible before, for this function and these shapes")
             return False
-        tangent = random_vector(lin.columns, seed=7)
-        try:
-            pushed = kernel(tangent)
-        except Exception as error:  # whatever a missing or broken formula raises, there is a next way
-            self.notes.append(f"{name} pass not possible: {type(error).__name__}: {_first_line(error)}")
-            verifier.learn(rejected)
-            return False
-        if not verifier.active:
-            return True
-        seed, gradient = verifier.probe
-        forward, size = inner(seed, pushed)
-        reverse, other = inner(gradient, tangent)
-        gap = self._scalar_error(forward, reverse, size + other, tangent)
-        if not gap <= verifier.tolerance:
-            wrong = f"{name} pass: ⟨u, Jv⟩ disagrees with ⟨Jᵀu, v⟩ of a plain reverse pass, relative error {gap:.1e}"
-            verifier.learn(rejected)
-            self.report(wrong, "another forward pass, or reverse passes")
-            return False
+        for attempt in range(VETTING_TANGENTS):
+            tangent = random_vector(lin.columns, seed=100 + attempt)
+            try:
+                pushed = kernel(tangent)
+            except Exception as error:  # whatever a missing or broken formula raises, there is a next way
+                self.notes.append(f"{name} pass not possible: {type(error).__name__}: {_first_line(error)}")
+                verifier.learn(rejected)
+                return False
+            if not verifier.active:
+                return True
+            gap = self._gap(pushed, tangent)
+            if not gap <= verifier.tolerance:
+                wrong = (
+                    f"{name} pass: ⟨u, Jv⟩ disagrees with ⟨Jᵀu, v⟩ of a plain reverse pass, relative error {gap:.1e}"
+                )
+                verifier.learn(rejected)
+                self.report(wrong, "another forward pass, or reverse passes")
+                return False
         verifier.learn(accepted)
         return True
+
+    def _gap(self, pushed: Tensors, tangent: Tensors) -> float:
+        """How far ``⟨u, Jv⟩`` is from ``⟨Jᵀu, v⟩``, relative to their terms and to what is more than noise."""
+        seed, gradient = self.verifier.probe
+        forward, size = inner(seed, pushed)
+        reverse, other = inner(gradient, tangent)
+        noise = sum(
+            each * float(torch.linalg.vector_norm(precise(part.detach()))) if part.numel() else 0.0
+            for each, part in zip(self.verifier.noise, tangent, strict=True)
+        )
+        found, scale, expected = (
+            torch.tensor([value], dtype=torch.float64) for value in (forward, size + other, reverse)
+        )
+        return relative_error(found, scale, expected, noise * max(self.linearization.rows.size, 1) ** 0.5)
 
     def _check_pulled(self, seeds: Callable[[int, int], Tensors], total: int, found: Tensors) -> str:
         """A random combination of the answers must be the answer to that combination of the seeds."""
@@ -218,24 +252,12 @@ class Passes:
 
     def _check_pushed(self, seeds: Callable[[int, int], Tensors], total: int, found: Tensors) -> str:
         """For every tangent v, ``⟨u, Jv⟩ = ⟨Jᵀu, v⟩`` with one random u."""
-        seed, gradient = self.verifier.probe
         stacks = seeds(0, total)
         for k in range(total):
-            forward, size = inner(seed, [part[k] for part in found])
-            reverse, other = inner(gradient, [stack[k] for stack in stacks])
-            error = self._scalar_error(forward, reverse, size + other, tuple(stack[k] for stack in stacks))
-            if not error <= self.verifier.tolerance:
-                return f"for tangent {k}, relative error {error:.1e}"
+            gap = self._gap(_pick_row(found, k), _pick_row(stacks, k))
+            if not gap <= self.verifier.tolerance:
+                return f"for tangent {k}, relative error {gap:.1e}"
         return ""
-
-    def _scalar_error(self, forward: float, reverse: float, size: float, tangent: Tensors) -> float:
-        """The error of ``⟨u, Jv⟩`` against ``⟨Jᵀu, v⟩``, relative to its terms and to what is more than noise."""
-        noise = sum(
-            each * float(torch.linalg.vector_norm(precise(part.detach()))) if part.numel() else 0.0
-            for each, part in zip(self.verifier.noise, tangent, strict=True)
-        )
-        found, scale, expected = (torch.tensor([value], dtype=torch.float64) for value in (forward, size, reverse))
-        return relative_error(found, scale, expected, noise * max(self.linearization.rows.size, 1) ** 0.5)
 
     def _push_by_rows(self, tangents: Tensors) -> Tensors:
         """Without any forward pass: all rows by reverse passes, times the tangent."""
@@ -269,6 +291,10 @@ class Passes:
         for index, value in zip(live, values, strict=True):
             result[index] = value
         return tuple(result)
+
+
+def _pick_row(stacks: Tensors, k: int) -> Tensors:
+    return tuple(stack[k] for stack in stacks)
 
 
 def _pick(stacks: Tensors, live: tuple[int, ...]) -> Tensors:
