@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pullback.autodiff.backward import accumulate, check_graph, gradients
-from pullback.autodiff.seeds import Seed, cotangents, describe
+from pullback.autodiff.seeds import Seed, assign, cotangent
 from pullback.errors import ArgumentError, GraphError
+
+# An error lists no more unused inputs than this.
+MOST_NAMED = 8
 
 
 def backward(
@@ -30,9 +33,12 @@ def backward(
         seed: One weight ``u_i`` for each element of the output: a tensor of exactly its shape; a number, the
             weight of every element; ``"ones"`` (the gradient of the sum); ``"mean"`` (that of the mean);
             ``pb.seed.onehot(index)``; a function of the (detached) output that returns one of these; None for an
-            output of one element. For several outputs: one seed each in the same structure,
-            ``pb.seed.weights(name=...)`` for a dict, or a number, a name or a function that holds for each.
-        inputs: Accumulate into these tensors only; a tensor or a structure of them.
+            output of one element. A seed of another dtype is cast if no value is lost but to rounding.
+            For several outputs: one seed each in the same structure, ``pb.seed.weights(name=...)`` for a dict,
+            or a number, a name or a function that holds for each. None in a structure is, as in torch, the seed
+            of an output of one element; ``0.0`` leaves an output out.
+        inputs: Accumulate into these tensors only; a tensor, a structure of them, or an iterator such as
+            ``model.parameters()``.
         retain_graph: Keep the graph for another pass; None: as ``create_graph``.
         create_graph: Keep the gradients differentiable.
 
@@ -50,13 +56,10 @@ def backward(
     >>> x.grad
     tensor([0.2000, 3.6000])
     """
-    if _fits(outputs, seed):
-        tensors, weights = [outputs], [seed]
-    else:
-        _check_graphs(outputs, None)
-        tensors, weights = cotangents(outputs, seed)  # type: ignore[assignment]
-    leaves = None if inputs is None else _inputs(inputs)
-    accumulate(tensors, weights, leaves, retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[arg-type]
+    named = None if inputs is None else _named(_gathered(inputs))
+    tensors, weights = _resolve(outputs, seed, named)
+    into = None if named is None else list(named.values())
+    accumulate(tensors, weights, into, retain_graph=retain_graph, create_graph=create_graph)
 
 
 def grad(
@@ -94,15 +97,27 @@ def grad(
     >>> pb.grad(x ** 2, {"x": x}, "mean")
     {'x': tensor([1., 2.])}
     """
-    leaves = _inputs(inputs, require_grad=False)
-    if not _fits(outputs, seed):
-        _check_graphs(outputs, leaves)
-    _inputs(inputs)
-    tensors, weights = cotangents(outputs, seed)
-    found = gradients(tensors, weights, leaves, retain_graph=retain_graph, create_graph=create_graph)
+    inputs = _gathered(inputs)
+    named = _named(inputs)
+    tensors, weights = _resolve(outputs, seed, named)
+    found = gradients(tensors, weights, list(named.values()), retain_graph=retain_graph, create_graph=create_graph)
     if not allow_unused and any(gradient is None for gradient in found):
-        raise _unused(inputs, found)
+        raise _unused([name for name, gradient in zip(named, found, strict=True) if gradient is None], named)
+    if isinstance(inputs, Tensor):
+        return found[0]
     return pytree.tree_unflatten(list(found), pytree.tree_structure(inputs))
+
+
+def _resolve(outputs: Any, seed: Any, inputs: Mapping[str, Tensor] | None) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors to start from and their cotangents, with everything checked that can be."""
+    if _fits(outputs, seed):
+        _check_require_grad(inputs)
+        return [outputs], [seed]
+    assigned = assign(outputs, seed)
+    for output, _, name in assigned:
+        check_graph(output, name, None if inputs is None else list(inputs.values()))
+    _check_require_grad(inputs)
+    return [output for output, _, _ in assigned], [cotangent(*each) for each in assigned]
 
 
 def _fits(output: Any, seed: Any) -> bool:
@@ -118,46 +133,46 @@ def _fits(output: Any, seed: Any) -> bool:
     )
 
 
-def _check_graphs(outputs: Any, inputs: Sequence[Tensor] | None) -> None:
-    if isinstance(outputs, Tensor):
-        check_graph(outputs, describe(outputs), inputs)
-        return
-    for path, value in pytree.tree_flatten_with_path(outputs)[0]:
-        if isinstance(value, Tensor):
-            check_graph(value, f"output{pytree.keystr(path)}", inputs)
+def _gathered(inputs: Any) -> Any:
+    """A generator, such as ``model.parameters()``, as a tuple; torch.autograd.grad takes them too."""
+    return tuple(inputs) if isinstance(inputs, Iterator) else inputs
 
 
-def _inputs(inputs: Any, *, require_grad: bool = True) -> list[Tensor]:
+def _named(inputs: Any) -> dict[str, Tensor]:
+    """The tensors of a structure of inputs, by what messages call them."""
+    if isinstance(inputs, Tensor):
+        return {"the input": inputs}
     paths, _ = pytree.tree_flatten_with_path(inputs)
     if not paths:
         raise ArgumentError(
             "there is no input to differentiate by", got=f"an empty {type(inputs).__name__}", fix="inputs=[x]"
         )
     for path, value in paths:
-        name = f"inputs{pytree.keystr(path)}"
         if not isinstance(value, Tensor):
             raise ArgumentError(
-                f"{name} is not a tensor", got=type(value).__name__, fix="give tensors that require grad"
+                f"inputs{pytree.keystr(path)} is not a tensor",
+                got=type(value).__name__,
+                fix="give tensors: x, [x, w], model.parameters() or dict(model.named_parameters())",
             )
-        if require_grad and not value.requires_grad:
+    return {f"inputs{pytree.keystr(path)}": value for path, value in paths}
+
+
+def _check_require_grad(inputs: Mapping[str, Tensor] | None) -> None:
+    for name, tensor in (inputs or {}).items():
+        if not tensor.requires_grad:
             raise GraphError(
                 f"{name} does not require grad, so no graph leads to it",
-                got=f"shape {tuple(value.shape)}, {value.dtype}",
+                got=f"shape {tuple(tensor.shape)}, {tensor.dtype}, requires_grad=False",
                 fix="call .requires_grad_() on it before computing the outputs",
             )
-    return [value for _, value in paths]
 
 
-def _unused(inputs: Any, found: Sequence[Tensor | None]) -> GraphError:
-    paths, _ = pytree.tree_flatten_with_path(inputs)
-    name, shape = next(
-        (f"inputs{pytree.keystr(path)}", tuple(value.shape))
-        for (path, value), gradient in zip(paths, found, strict=True)
-        if gradient is None
-    )
+def _unused(unused: Sequence[str], inputs: Mapping[str, Tensor]) -> GraphError:
+    shown = ", ".join(f"{name} {tuple(inputs[name].shape)}" for name in unused[:MOST_NAMED])
+    more = f" and {len(unused) - MOST_NAMED} more" if len(unused) > MOST_NAMED else ""
     return GraphError(
-        f"the outputs do not depend on {name}",
-        got=f"shape {shape}, which the graph does not reach",
-        fix="allow_unused=True gives None for it; if it should be used, look for a copy made after (x.to(), "
-        "x * 1, x.view()) or for the path being cut",
+        f"the outputs do not depend on {unused[0]}" + (f" and {len(unused) - 1} more" if len(unused) > 1 else ""),
+        got=f"{shown}{more}: no path of the graph leads there",
+        fix="allow_unused=True gives None; if it should be used, look for a copy made after the outputs "
+        "(x.to(), x * 1, x.view()) or for the path being cut",
     )

@@ -10,10 +10,16 @@ __all__ = ["onehot", "weights"]
 
 
 def onehot(index: Any) -> OneHot:
-    """The seed that is one at an index of the output and zero elsewhere: it selects rows of the Jacobian.
+    """The seed that is one at an index of the output and zero elsewhere: ``uᵀJ`` is that row of the Jacobian.
 
     Args:
-        index: What one would write in ``y[index]``: an int, a tuple of ints, a slice, a mask.
+        index: What one would write in ``y[index]``. An int or a tuple of ints is one element; ``(..., k)``, a
+            slice or a mask is several, whose rows are summed.
+
+    Returns:
+        The seed. An index that the output does not have raises a ``SeedError`` when the seed is used.
+
+    Source: https://docs.pytorch.org/docs/stable/notes/autograd.html (the vector-Jacobian product).
 
     >>> import torch, pullback as pb
     >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -26,10 +32,16 @@ def onehot(index: Any) -> OneHot:
 def weights(**by_name: Any) -> Weights:
     """A seed for each output of a dict, by name: the weights of several tasks.
 
-    Every output needs one, so that no task is forgotten in silence; ``0.0`` leaves a task out.
+    ``x.grad += Σ_k u_kᵀ J_k``, in one pass. Every output needs a weight, so that no task is forgotten in silence;
+    ``0.0`` leaves a task out.
 
     Args:
         **by_name: For each output what :func:`pullback.backward` takes as a seed: a number, a tensor, ``"mean"``.
+
+    Returns:
+        The seeds. Names that do not match the outputs' raise a ``ValueMismatch`` when they are used.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.autograd.backward.html
 
     >>> import torch, pullback as pb
     >>> x = torch.tensor([1.0, 2.0], requires_grad=True)

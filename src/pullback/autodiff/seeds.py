@@ -7,7 +7,9 @@ output's shape, dtype and device. Nothing is broadcast, and no value is lost in 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pullback.data.space import one_line
 from pullback.errors import ArgumentError, PullbackError, SeedError, ValueMismatch
 
 NAMED = ("ones", "mean")
@@ -35,33 +36,48 @@ class Weights:
     by_name: Mapping[str, Any]
 
 
-def cotangents(outputs: Any, seed: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors of a structure of outputs, and the cotangent that the seed means for each.
+def assign(outputs: Any, seed: Any) -> list[tuple[Tensor, Any, str]]:
+    """Each tensor of a structure of outputs, with the seed that is meant for it and the name that messages use.
+
+    Containers are walked together, so that a mistake is told at its own place. A seed that is no container holds for
+    every output below it; but a tensor or an index fits one output only.
 
     Raises:
-        ArgumentError: An output or a seed is of the wrong kind.
-        SeedError: A seed does not fit its output.
-        ValueMismatch: A name in the seed is no output's, or an output has no weight.
+        ArgumentError: There is no output, or one is not a tensor.
+        SeedError: There are more or fewer seeds than outputs, or one tensor for several.
+        ValueMismatch: A name in the seed is no output's, or an output has no seed.
     """
     if isinstance(outputs, Tensor):
-        return [outputs], [cotangent(outputs, seed, describe(outputs))]
-    paths, spec = pytree.tree_flatten_with_path(outputs)
-    tensors = [check_output(value, f"output{pytree.keystr(path)}") for path, value in paths]
-    if not tensors:
+        return [(outputs, seed, describe(outputs))]
+    found = list(_assign(outputs, seed, "output"))
+    if not found:
         raise ArgumentError(
-            "there is no output to differentiate",
-            got=f"an empty {type(outputs).__name__}",
-            fix="pb.backward(y)",
+            "there is no output to differentiate", got=f"an empty {type(outputs).__name__}", fix="pb.backward(y)"
         )
-    seeds = _one_for_each(paths, spec, seed)
-    names = [f"output{pytree.keystr(path)}" for path, _ in paths]
-    return tensors, [cotangent(*each) for each in zip(tensors, seeds, names, strict=True)]
+    return found
 
 
 def cotangent(output: Tensor, seed: Any, name: str) -> Tensor:
-    """The cotangent that a seed means for one output."""
+    """The cotangent that a seed means for one output: of exactly its shape, dtype and device.
+
+    Raises:
+        ArgumentError: The seed is of a kind that is no seed.
+        SeedError: It does not fit the output.
+        ValueMismatch: It is a name that means nothing.
+    """
     if isinstance(seed, Tensor):
         return _from_tensor(output, seed, name)
+    if callable(seed):
+        made = seed(output.detach())
+        if callable(made) and not isinstance(made, Tensor):
+            raise _not_a_seed(output, made, name)
+        return cotangent(output, made, name)
+    if output.layout not in {torch.strided, torch.jagged}:
+        raise SeedError(
+            f"{name} is sparse, so only a tensor can be its seed",
+            got=f"{output.layout} and the seed {seed!r}",
+            fix="y.to_dense() before the backward, or a seed of the output's shape and layout",
+        )
     if seed is None:
         return _implicit(output, name)
     if isinstance(seed, str):
@@ -70,18 +86,14 @@ def cotangent(output: Tensor, seed: Any, name: str) -> Tensor:
         return _from_number(output, seed, name)
     if isinstance(seed, OneHot):
         return _from_index(output, seed.index, name)
-    if callable(seed):
-        made = seed(output.detach())
-        if callable(made) and not isinstance(made, Tensor):
-            raise _not_a_seed(output, made, name)
-        return cotangent(output, made, name)
     raise _not_a_seed(output, seed, name)
 
 
 def checked_cast(value: Tensor, dtype: torch.dtype, *, name: str) -> Tensor:
     """A tensor in another dtype, where no value is lost but to rounding.
 
-    Integers become floating-point numbers. A dtype without derivatives asks for no cast.
+    Integers become floating-point numbers. A dtype without derivatives asks for no cast. Of a complex number each
+    part is looked at by itself.
 
     Args:
         value: The tensor.
@@ -98,16 +110,20 @@ def checked_cast(value: Tensor, dtype: torch.dtype, *, name: str) -> Tensor:
     visible = torch._C._functorch.maybe_current_level() is None and value.device.type != "meta"
     if value.is_complex() and not dtype.is_complex:
         if visible:
-            _refuse(value, value.imag != 0, value.imag, f"{name} has an imaginary part that {dtype} drops",
+            imaginary = value.detach().imag.unsqueeze(-1)
+            _refuse(imaginary, imaginary != 0, value.dtype, f"{name} has an imaginary part that {dtype} drops",
                     "take its .real, if only the real part is meant")  # fmt: skip
         value = value.real
-    cast = value.to(dtype)
-    if visible and torch.promote_types(value.dtype, dtype) != dtype:
-        _refuse(value, value.isfinite() & ~cast.isfinite(), value, f"{name} overflows in {dtype}",
-                "scale the seed down, or compute the output in float32")  # fmt: skip
-        _refuse(value, (value != 0) & (cast == 0), value, f"{name} underflows to zero in {dtype}",
-                "scale the seed up (and the gradient down after), or compute the output in float32")  # fmt: skip
-    return cast
+    cast = value.to(dtype if value.is_complex() else dtype.to_real())
+    if visible and _may_lose(value.dtype, cast.dtype):
+        if _plainly_kept(value, cast):
+            return cast.to(dtype)
+        before, after = _parts(value.detach()), _parts(cast.detach())
+        _refuse(before, before.isfinite() & ~after.isfinite(), value.dtype, f"{name} overflows in {dtype}",
+                f"scale it down, or compute in a wider dtype than {dtype}")  # fmt: skip
+        _refuse(before, (before != 0) & (after == 0), value.dtype, f"{name} underflows to zero in {dtype}",
+                f"scale it up (and the result down after), or compute in a wider dtype than {dtype}")  # fmt: skip
+    return cast.to(dtype)
 
 
 def describe(output: Tensor) -> str:
@@ -124,68 +140,98 @@ def check_output(value: Any, name: str) -> Tensor:
     """
     if isinstance(value, Tensor):
         return value
-    raise ArgumentError(
-        f"{name} is not a tensor",
-        got=f"{type(value).__name__}",
-        fix="leave it out of the outputs"
-        if value is None
-        else "keep it a tensor: .item(), .numpy() and float() leave the graph",
-    )
+    if value is None:
+        fix = "leave it out of the outputs"
+    elif isinstance(value, int | float | complex) or type(value).__module__ == "numpy":
+        fix = "keep it a tensor: .item(), .numpy() and float() leave the graph"
+    else:
+        fix = "give its tensors: a tensor, or a dict or tuple of them"
+    raise ArgumentError(f"{name} is not a tensor", got=type(value).__name__, fix=fix)
 
 
-def _one_for_each(paths: Sequence[tuple[Any, Any]], spec: pytree.TreeSpec, seed: Any) -> list[Any]:
-    """A seed for each output of a structure."""
-    count = len(paths)
-    names = ", ".join(f"output{pytree.keystr(path)}" for path, _ in paths)
+def _assign(output: Any, seed: Any, name: str) -> Iterator[tuple[Tensor, Any, str]]:
+    members = _members(output)
+    if members is None:
+        yield check_output(output, name), seed, name
+        return
+    seeds = _seeds_of(output, list(members), seed, name)
+    if seeds is None:
+        _check_shared(output, seed, name)
+        seeds = dict.fromkeys(members, seed)
+    _check_keys(list(members), seeds, name)
+    for key, (place, child) in members.items():
+        yield from _assign(child, seeds[key], name + place)
+
+
+def _seeds_of(output: Any, keys: list[Any], seed: Any, name: str) -> Mapping[Any, Any] | None:
+    """The seeds that a container of seeds holds, by key; None for a seed that is no container."""
     if isinstance(seed, Weights):
-        return _by_name(paths, seed.by_name)
-    if isinstance(seed, Tensor | OneHot) and not spec.is_leaf():
+        if keys and not all(isinstance(key, str) for key in keys):
+            raise SeedError(
+                "weights by name need outputs with names",
+                got=f"{name}, a {type(output).__name__} of {len(keys)}",
+                fix="return a dict of outputs, or give the seeds in their structure",
+            )
+        return seed.by_name
+    if isinstance(output, tuple | list) and isinstance(seed, tuple | list):
+        # A list for a tuple, and a tuple for a namedtuple, leave nothing to guess.
+        return dict(zip(keys, seed, strict=True)) if len(seed) == len(keys) else dict(enumerate(seed))
+    members = _members(seed)
+    return None if members is None else {key: child for key, (_, child) in members.items()}
+
+
+def _members(node: Any) -> dict[Any, tuple[str, Any]] | None:
+    """What a container of torch's pytree holds, by key, index or attribute, and how that is written."""
+    if isinstance(node, Tensor):
+        return None
+    paths, spec = pytree.tree_flatten_with_path(node, is_leaf=lambda each: each is not node)
+    return None if spec.is_leaf() else {_key(path[0]): (pytree.keystr(path), child) for path, child in paths}
+
+
+def _key(step: Any) -> Any:
+    return next(getattr(step, kind) for kind in ("key", "idx", "name") if hasattr(step, kind))
+
+
+def _check_shared(output: Any, seed: Any, name: str) -> None:
+    """Refuse one tensor, or one index, for several outputs."""
+    if not isinstance(seed, Tensor | OneHot):
+        return
+    names = [f"{name}{pytree.keystr(path)}" for path, _ in pytree.tree_flatten_with_path(output)[0]]
+    if len(names) > 1:
         raise SeedError(
-            f"one seed for {count} outputs",
-            got=f"{type(seed).__name__} for {names}",
+            f"one seed for {len(names)} outputs",
+            got=f"{type(seed).__name__} for {', '.join(names)}",
             fix="give a seed for each in the same structure, or pb.seed.weights(name=...) for a dict",
         )
-    if (
-        seed is None
-        or isinstance(seed, str | int | float | complex)
-        or (callable(seed) and not isinstance(seed, dict | list | tuple))
-    ):
-        return [seed] * count
-    try:
-        return spec.flatten_up_to(seed)
-    except ValueError:
-        raise SeedError(
-            "the seeds are not in the structure of the outputs",
-            got=one_line(pytree.tree_structure(seed)),
-            fix=f"give one seed for each of {names}, nested as they are",
-        ) from None
 
 
-def _by_name(paths: Sequence[tuple[Any, Any]], by_name: Mapping[str, Any]) -> list[Any]:
-    keys: list[Any] = [getattr(path[0], "key", getattr(path[0], "name", None)) if path else None for path, _ in paths]
-    known = [key for key in dict.fromkeys(keys) if isinstance(key, str)]
-    if not known:
+def _check_keys(known: list[Any], seeds: Mapping[Any, Any], name: str) -> None:
+    """Hold the keys of the seeds against those of the outputs."""
+    unknown = [key for key in seeds if key not in known]
+    missing = [key for key in known if key not in seeds]
+    place = "" if name == "output" else f" of {name}"
+    if not unknown and not missing:
+        return
+    outputs = f"outputs {', '.join(map(repr, known)) or 'none'}"
+    if not all(isinstance(key, str) for key in [*known, *seeds]):
         raise SeedError(
-            "weights by name need outputs with names",
-            got=f"{len(paths)} outputs without names",
-            fix="return a dict of outputs, or give the seeds in their structure",
+            f"the seeds{place} do not match the outputs",
+            got=f"seeds {', '.join(map(repr, seeds)) or 'none'}; {outputs}",
+            fix=f"one seed for each of the {len(known)}, nested as they are; 0.0 leaves an output out",
         )
-    for name in by_name:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            raise ValueMismatch(
-                f"no output is called {name!r}",
-                got=f"outputs {', '.join(map(repr, known))}",
-                fix=f"{close[0]}={by_name[name]!r}" if close else "use the outputs' own names",
-            )
-    missing = [key for key in keys if key not in by_name]
-    if missing:
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], known, n=1)
         raise ValueMismatch(
-            f"output {missing[0]!r} has no weight",
-            got=f"weights for {', '.join(map(repr, by_name)) or 'none'} of {', '.join(map(repr, known))}",
-            fix=f"add {missing[0]}=0.0 to leave it out",
+            f"no output{place} is called {unknown[0]!r}",
+            got=f"a seed for {unknown[0]!r}; {outputs}",
+            fix=f"did you mean {close[0]!r}?" if close else "use the outputs' own names",
         )
-    return [by_name[key] for key in keys]
+    every = ", ".join([*(f"{key}=..." for key in seeds), *(f"{key}=0.0" for key in missing)])
+    raise ValueMismatch(
+        f"output{place} {', '.join(map(repr, missing))} has no seed",
+        got=f"seeds for {', '.join(map(repr, seeds)) or 'none'}; {outputs}",
+        fix=f"pb.seed.weights({every}): 0.0 leaves an output out",
+    )
 
 
 def _from_tensor(output: Tensor, seed: Tensor, name: str) -> Tensor:
@@ -212,8 +258,8 @@ def _implicit(output: Tensor, name: str) -> Tensor:
         raise SeedError(
             f"{name} is not a single number, so its backward needs a seed: one weight for each element",
             got=f"shape {tuple(output.shape)}, {size}, and no seed",
-            fix='"ones" for the gradient of the sum, "mean" for that of the mean, pb.seed.onehot(index) for one '
-            f"element's, or a tensor of shape {tuple(output.shape)}",
+            fix='"ones", which is y.sum().backward(); "mean", which is y.mean().backward(); pb.seed.onehot(index) for '
+            f"one element; or a tensor of shape {tuple(output.shape)}",
         )
     if output.is_complex():
         raise SeedError(
@@ -231,37 +277,51 @@ def _from_name(output: Tensor, seed: str, name: str) -> Tensor:
     return _from_number(output, 1.0 if seed == "ones" or not output.numel() else 1.0 / output.numel(), name)
 
 
-def _from_number(output: Tensor, seed: complex, name: str) -> Tensor:
-    wide = torch.complex128 if isinstance(seed, complex) else torch.float64
+def _from_number(output: Tensor, seed: float | complex, name: str) -> Tensor:
+    what = f"the seed for {name}"
     try:
-        value = torch.tensor(seed, dtype=wide)
-    except (OverflowError, RuntimeError):
+        number: Any = seed if isinstance(seed, complex) else float(seed)
+    except OverflowError:
         raise SeedError(
-            f"the seed for {name} is too large", got=repr(seed), fix="a number that float64 holds"
+            f"{what} is too large", got="an int beyond float64", fix="a number that float64 holds"
         ) from None
-    exact = checked_cast(value, output.dtype, name=f"the seed for {name}")
-    return torch.full_like(output, exact.item(), requires_grad=False)
+    held = torch.finfo(output.dtype)
+    if isinstance(number, complex) or (number and not held.smallest_normal <= abs(number) <= held.max):
+        wide = torch.complex128 if isinstance(number, complex) else torch.float64
+        number = checked_cast(torch.tensor(number, dtype=wide), output.dtype, name=what).item()
+    return torch.full_like(output, number, requires_grad=False)
 
 
 def _from_index(output: Tensor, index: Any, name: str) -> Tensor:
+    first = "0" if output.ndim == 1 else str((0,) * output.ndim)
+    got = f"index {index!r} for shape {tuple(output.shape)}"
+    fix = f"a number for each axis, within {tuple(output.shape)}: pb.seed.onehot({first}) is the first element"
     hot = torch.zeros_like(output, requires_grad=False)
+    if index is None or isinstance(index, bool):  # as an index, these add an axis and select everything
+        raise SeedError(f"{index} is no index of an element of {name}", got=got, fix=fix)
     try:
-        hot[index] = 1
+        chosen = hot[index].numel()
     except (IndexError, TypeError, ValueError) as error:
-        raise SeedError(
-            f"{name} has no element at this index",
-            got=f"index {index!r} for shape {tuple(output.shape)}: {error}",
-            fix=f"an index of {output.ndim} number{'s' * (output.ndim != 1)} within {tuple(output.shape)}",
-        ) from None
+        raise SeedError(f"{name} has no element at this index", got=f"{got}: {error}", fix=fix) from None
+    if not chosen:
+        raise SeedError(f"the index selects no element of {name}", got=got, fix=fix)
+    hot[index] = 1
     return hot
 
 
 def _reshaped(given: torch.Size, needed: torch.Size) -> str:
+    """What to write for a seed of another shape: the likeliest of the usual mistakes."""
     shape = ", ".join(map(str, needed)) if needed else "()"
     if given.numel() == needed.numel():
-        return f"seed.reshape({shape})"
+        swapped = len(given) == 2 and given == needed[::-1] and 1 not in given
+        return f"seed.mT if its axes are swapped, else seed.reshape({shape})" if swapped else f"seed.reshape({shape})"
     if _expands(given, needed):
         return f"seed.expand({shape}), if every element is to have that weight"
+    if needed and given[1:] == needed:
+        return (
+            f"seed[0] for one of the {given[0]} seeds stacked here; for a whole Jacobian, pb.jacobian_of(y, x).dense() "
+            "or pb.jacobian(f, x).dense()"
+        )
     return f"one weight for each element of the output: a tensor of shape {tuple(needed)}, or torch.ones_like(y)"
 
 
@@ -270,12 +330,39 @@ def _expands(given: torch.Size, needed: torch.Size) -> bool:
     return len(given) <= len(needed) and all(a in {1, b} for a, b in ends)
 
 
-def _refuse(value: Tensor, lost: Tensor, part: Tensor, what: str, fix: str) -> None:
+@functools.cache
+def _may_lose(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether a value of the source can be too large or too small for the target."""
+    held = torch.finfo(target.to_real())
+    if source == torch.bool:
+        return False
+    if not (source.is_floating_point or source.is_complex):
+        return torch.iinfo(source).max > held.max
+    given = torch.finfo(source.to_real())
+    return given.max > held.max or given.smallest_normal * given.eps < held.smallest_normal * held.eps
+
+
+def _plainly_kept(value: Tensor, cast: Tensor) -> bool:
+    """Whether nothing can have been lost: a few reductions that spare most casts the exact look."""
+    if value.is_complex():
+        value, cast = torch.view_as_real(value.resolve_conj()), torch.view_as_real(cast.resolve_conj())
+    finite = math.isfinite(cast.detach().sum(dtype=torch.float32).item())  # else a value is infinite, or only the sum
+    return finite and value.count_nonzero().item() == cast.count_nonzero().item()
+
+
+def _parts(value: Tensor) -> Tensor:
+    """A tensor's real numbers along a last dimension: one for each entry, two where it is complex."""
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value.unsqueeze(-1)
+
+
+def _refuse(parts: Tensor, lost: Tensor, dtype: torch.dtype, what: str, fix: str) -> None:
+    """Raise if a part of any entry is lost; parts lie along the last dimension."""
     if bool(lost.any()):
-        largest = part.abs()[lost].max().item()
+        entries = lost.any(dim=-1)
+        largest = parts[lost].double().abs().max().item()  # not every integer dtype has abs
         raise SeedError(
             what,
-            got=f"{int(lost.sum())} of {value.numel()} entries of {value.dtype}, the largest {largest:.3g}",
+            got=f"{int(entries.sum())} of {entries.numel()} entries of {dtype}, the largest {largest:.3g}",
             fix=fix,
         )
 
@@ -293,12 +380,16 @@ def _not_a_seed(output: Tensor, seed: Any, name: str) -> PullbackError:
             got=f"names {', '.join(map(repr, seed.by_name if isinstance(seed, Weights) else seed))}",
             fix="return a dict of outputs: pb.backward({'task_a': a, 'task_b': b}, pb.seed.weights(...))",
         )
-    made = "torch.from_numpy(seed)" if type(seed).__module__ == "numpy" else "torch.tensor(seed)"
-    return ArgumentError(
-        f"the seed for {name} is not a tensor",
-        got=f"{type(seed).__name__}",
-        fix=f"{made}, of shape {tuple(output.shape)}",
-    )
+    shape = f"of shape {tuple(output.shape)}"
+    if type(seed).__module__ == "numpy":
+        fix = f"torch.from_numpy(seed), {shape}" if hasattr(seed, "__len__") else "float(seed)"
+    elif isinstance(seed, list | tuple) and any(isinstance(part, Tensor) for part in seed):
+        fix = "seed[0] alone" if len(seed) == 1 else f"torch.stack(seed), {shape}"
+    elif isinstance(seed, list | tuple):
+        fix = f"torch.tensor(seed), {shape}"
+    else:
+        fix = f'a tensor {shape}, a number, "ones", "mean" or pb.seed.onehot(index)'
+    return ArgumentError(f"the seed for {name} is not a tensor", got=type(seed).__name__, fix=fix)
 
 
 Seed = Tensor | complex | str | OneHot | Weights | Callable[[Tensor], Any] | Mapping[str, Any] | Sequence[Any] | None
