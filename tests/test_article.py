@@ -191,6 +191,15 @@ def test_the_fast_jacobian_raises():
     assert str(pb.jacobian_of(func(x), x).dense()) == WANTED
 
 
+def test_what_the_fast_jacobian_asks_for_is_differentiable():
+    x = leaf([2.0, 3.0])
+    J = pb.jacobian(func, x, create_graph=True).dense()
+    assert str(J.detach()) == WANTED
+    assert J.requires_grad
+    # d(2 x0)/dx0 = 2 and d(3 x1²)/dx1 = 6 x1
+    assert torch.autograd.grad(J.sum(), x)[0].tolist() == [2.0, 18.0]
+
+
 # ----------------------------------------------------------------------------------------------------------- pitfalls
 
 
@@ -229,6 +238,18 @@ def test_debugging_by_the_grad_fn():
 
     with pytest.raises(SeedError, match=r"the output of shape \(\) \(PowBackward0\)"):
         pb.backward(y, torch.ones(3))
+
+
+def test_memory_without_gradients():
+    x = leaf([1.0, 2.0])
+    with torch.no_grad():
+        y = x**2
+    assert not y.requires_grad
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        y.backward(torch.ones(2))
+    with pytest.raises(GraphError, match=r"carries no graph") as error:
+        pb.backward(y, "ones")
+    assert "torch.no_grad()" in error.value.fix
 
 
 def test_memory_without_retaining_the_graph():

@@ -101,6 +101,18 @@ def test_a_warning_from_inside_points_at_the_line_of_the_program():
     assert found.lineno == line
 
 
+def test_a_folder_whose_name_begins_like_the_package_is_not_inside():
+    beside = str(Path(errors.__file__).parent) + "_demo/train.py"
+    names = {"warn": warn}
+    exec(compile("def train(): warn('from the program')", beside, "exec"), names)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        names["train"]()
+    (found,) = caught
+    assert found.filename == beside
+    assert found.lineno == 1
+
+
 def test_a_warning_is_a_user_warning_and_no_error():
     assert issubclass(PullbackWarning, UserWarning)
     assert not issubclass(PullbackWarning, PullbackError)

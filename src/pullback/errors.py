@@ -14,6 +14,7 @@ Each says what happened, what was got, and what to write instead.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -80,7 +81,7 @@ class PullbackWarning(UserWarning):
 
 def warn(text: str) -> None:
     """Warn at the line of the user's program that called into Pullback."""
-    package = str(Path(__file__).parent)
+    package = str(Path(__file__).parent) + os.sep
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
         level, frame = level + 1, frame.f_back

@@ -197,6 +197,8 @@ def _readable(size: float) -> str:
 
 
 def _chunks(sizes: list[int]) -> str:
+    if max(sizes, default=0) == 1:
+        return f"{len(sizes)} passes"
     if len(sizes) == 1:
         return f"one chunk of {sizes[0]}"
     return f"{len(sizes)} chunks of up to {max(sizes, default=0)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 
 import numpy as np
@@ -93,6 +94,51 @@ def test_a_structure_of_outputs_is_one_pass_of_torch(sizes, dtypes, kind):
     same_bits(ours.grad, theirs.grad)
 
 
+@settings(deadline=None)
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 3), max_size=2), min_size=1, max_size=3),
+    dtype=st.sampled_from(DTYPES),
+    chosen=st.sets(st.integers(0, 1)),
+    retain_graph=st.sampled_from([None, False, True]),
+    create_graph=st.booleans(),
+    random=st.integers(0, 2**31),
+)
+def test_every_option_is_torchs(shapes, dtype, chosen, retain_graph, create_graph, random):
+    generator = torch.Generator().manual_seed(random)
+    values = [torch.randn(2, generator=generator).to(dtype) for _ in range(2)]
+    seeds = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    cycle = pytest.warns(UserWarning, match="reference cycle") if create_graph else contextlib.nullcontext()
+    options = {"retain_graph": retain_graph, "create_graph": create_graph}
+    added, again, returned = [], [], []
+    for backward, grad in ((pb.backward, pb.grad), (torch.autograd.backward, torch_grad)):
+        leaves = [value.clone().requires_grad_() for value in values]
+        outputs = [leaves[0].prod().expand(shape) * leaves[1].sum() for shape in shapes]
+        with cycle:
+            backward(outputs, seeds, inputs=[leaves[place] for place in sorted(chosen)] or None, **options)
+        added.append([leaf.grad for leaf in leaves])
+        try:
+            backward(outputs, seeds, retain_graph=True)
+        except RuntimeError as error:
+            again.append("a second time" in str(error.__cause__ or error))
+        else:
+            again.append(None)
+        returned.append(grad([each * 1 for each in [leaves[0].prod()]], leaves[0], [seeds[0].sum()], **options))
+        for leaf in leaves:
+            leaf.grad = None  # break the cycle
+    for ours, theirs in zip(*added, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            same_bits(ours, theirs)
+            assert ours.requires_grad == theirs.requires_grad == create_graph
+    assert again[0] == again[1]
+    same_bits(*returned)
+    assert returned[0].requires_grad == returned[1].requires_grad == create_graph
+
+
+def torch_grad(outputs, inputs, seeds, **options):
+    return torch.autograd.grad(outputs, inputs, seeds, **options)[0]
+
+
 @pytest.mark.parametrize(
     ("seed", "weights"),
     [
@@ -176,6 +222,13 @@ def test_retain_graph_and_create_graph_are_torchs(x):
     assert torch.equal(pb.grad(first, x, "ones"), 6 * x.detach())
 
 
+def test_a_differentiable_gradient_in_grad_brings_torchs_warning_of_a_cycle(x):
+    with pytest.warns(UserWarning, match="create a reference cycle"):
+        pb.backward(x**3, "ones", create_graph=True)
+    assert torch.equal(pb.grad(x.grad, x, "ones"), 6 * x.detach())
+    x.grad = None
+
+
 def test_inputs_restrict_what_is_accumulated(x):
     w = torch.ones(4, requires_grad=True)
     pb.backward(x * w, "ones", inputs=x)
@@ -183,6 +236,21 @@ def test_inputs_restrict_what_is_accumulated(x):
     assert w.grad is None
     pb.backward(x * w, "ones", inputs={"w": w})
     assert w.grad.tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_an_input_of_backward_that_is_not_used_is_left_alone_as_in_torch(x):
+    w = torch.ones(2, requires_grad=True)
+    pb.backward(x * 2, "ones", inputs=[w])
+    assert w.grad is None
+    assert x.grad is None
+
+
+def test_what_grad_accumulated_before_is_not_touched(x):
+    pb.backward(x**2, "ones")
+    before, kept = x.grad, x.grad.clone()
+    pb.grad(x**2, x, "ones")
+    assert x.grad is before
+    same_bits(x.grad, kept)
 
 
 def test_grad_answers_in_the_structure_of_the_inputs(x):

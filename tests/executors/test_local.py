@@ -187,6 +187,7 @@ def test_a_batch_slower_than_its_passes_alone_leaves_the_rest_to_the_next_route(
     assert slow.sizes == [local.FIRST_CHUNK]
     assert fast.sizes == [1] * (20 - local.FIRST_CHUNK)
     assert run.chunks == [local.FIRST_CHUNK] + [1] * (20 - local.FIRST_CHUNK)
+    assert run.batch_is_slower
     assert run.notes == ["batched: slower than looped, which did the rest"]
 
 
@@ -194,6 +195,7 @@ def test_a_fast_batch_goes_on_to_the_end():
     other = Spy()
     _, run = CALM.run([batched(Spy()), looped(other)], seeds, 20, ANSWER, alone=10.0)
     assert other.sizes == []
+    assert not run.batch_is_slower
     assert run.notes == []
 
 

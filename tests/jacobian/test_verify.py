@@ -227,3 +227,31 @@ def test_the_tolerance_follows_the_dtype(dtype, low, high):
     from pullback.data.space import Space
 
     assert low <= tolerance_of(Space.of(torch.ones(2, dtype=dtype)).leaves) <= high
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("fault", ["zero", "factor two", "sign"])
+def test_faults_are_seen_in_every_dtype(dtype, fault):
+    x = X.to(dtype)
+    J = pb.jacobian(with_forward_fault(FORWARD_FAULTS[fault]), x, strategy="columns")
+    with pytest.warns(PullbackWarning, match="disagrees"):
+        matrix = J.matrix()
+    torch.testing.assert_close(matrix.double(), EXPECTED, rtol=3e-2, atol=3e-2)
+
+
+def test_what_may_be_noise_takes_the_sure_way_without_blame():
+    J = pb.jacobian(correct, X)
+    verifier = J._passes.verifier
+    one = torch.ones(1, dtype=torch.float64)
+    tolerance = verifier.tolerance
+    right = verifier.judge(one, one, one * (1 + 0.1 * tolerance), 0.0, "here")
+    doubtful = verifier.judge(one * 1e-9, one * 1e-9, one * 2e-9, 1e-9 / tolerance / 10, "here")
+    wrong = verifier.judge(one, one, one * (1 + 10 * tolerance), 1e-9, "here")
+    assert right is None
+    assert doubtful.doubtful
+    assert not wrong.doubtful
+    assert str(wrong).startswith("here, relative error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        J._passes.report("a way disagrees", "another", doubtful=True)
+    assert "may be rounding noise" in J._passes.notes[-1]

@@ -354,7 +354,9 @@ def _jvp(lin: Linearization, points: Tensors, tangents: Tensors) -> Tensors:
         leaves = Space.of(value, integers=True).flatten(value)
         return tuple(leaves[index] for index in lin.live_outputs)
 
-    primals = tuple(points[index] for index in lin.live_inputs)
+    # torch makes a dual number of a tensor only where its elements do not share memory, as an expanded one's do.
+    live = tuple(points[index] for index in lin.live_inputs)
+    primals = tuple(point.contiguous() if 0 in point.stride() else point for point in live)
     dual: Any = torch.func.jvp(run, primals, tangents)
     return tuple(dual[1])
 

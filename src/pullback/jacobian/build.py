@@ -12,7 +12,7 @@ from torch import Tensor
 from pullback.data.space import Leaf, Space
 from pullback.errors import MemoryLimitError, StrategyError
 from pullback.jacobian.passes import Passes
-from pullback.jacobian.verify import precise, random_vector
+from pullback.jacobian.verify import Disagreement, precise, random_vector
 from pullback.plan import Plan, choose
 from pullback.strategies.base import STRATEGIES, Bid, Facts, Grid, Want
 from pullback.strategies.blocks import common_lead
@@ -92,28 +92,28 @@ def _carry_out(passes: Passes, facts: Facts, plan: Plan, offer: Bid) -> Grid | T
         result = chosen.recover(facts, offer, answers)
         is_plain = plan.chosen == "rows" and not run.route.at_once
         wrong = _verify(passes, facts, plan, result, is_plain=is_plain)
-        if not wrong:
+        if wrong is None:
             return result
         following = plan.order[plan.order.index(plan.chosen) + 1 :]
         instead = ways[0].name if ways else following[0] if following else "nothing"
         way = f"{plan.chosen} ({run.route.name})"
-        passes.report(f"{way} disagrees with a plain reverse pass {wrong}", instead)
+        passes.report(f"{way} disagrees with a plain reverse pass {wrong}", instead, doubtful=wrong.doubtful)
     return None
 
 
-def _verify(passes: Passes, facts: Facts, plan: Plan, result: Grid | Tensor, *, is_plain: bool) -> str:
-    """Hold ``uᵀJ`` against a plain reverse pass; the disagreement in words, or ``""``."""
+def _verify(passes: Passes, facts: Facts, plan: Plan, result: Grid | Tensor, *, is_plain: bool) -> Disagreement | None:
+    """Hold ``uᵀJ`` against a plain reverse pass."""
     verifier = passes.verifier
     if not verifier.active:
         plan.checked = ""
-        return ""
+        return None
     if is_plain:
         plan.checked = "by construction: plain reverse passes"
-        return ""
+        return None
     way = f"{facts.want} by {plan.chosen}: {plan.route}"
     if verifier.recall(way):
         plan.checked = "before, for this function and these shapes"
-        return ""
+        return None
     seed, expected = verifier.probe
     if facts.holomorphic:
         expected = tuple(part.conj() for part in expected)
@@ -122,7 +122,7 @@ def _verify(passes: Passes, facts: Facts, plan: Plan, result: Grid | Tensor, *, 
     else:
         found, scale = _seed_times_grid(seed, result, facts.columns.leaves)
     wrong = verifier.disagreement(found, scale, expected)
-    if not wrong:
+    if wrong is None:
         verifier.learn(way)
         plan.checked = "a random seed times J equals a plain reverse pass"
     return wrong

@@ -295,10 +295,10 @@ class Jacobian(Operator):
         turned = verifier.plain(tuple(part * 1j for part in seed))
         expected = [part * 1j for part in gradient]
         wrong = verifier.disagreement(turned, [part.abs() for part in gradient], expected)
-        if wrong:
+        if wrong is not None:
             raise ValueMismatch(
                 "the function is not holomorphic: it violates the Cauchy–Riemann equations",
-                got=wrong,
+                got=str(wrong),
                 fix="leave holomorphic=True out: J.matrix() then has torch's convention for complex functions",
             )
 

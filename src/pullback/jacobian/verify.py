@@ -24,13 +24,33 @@ from pullback.data.space import Leaf, Space
 # operator database right formulas agree to 1e-13, and the wrong ones are off by 1e-6 or more.
 SLACK = 27.0
 COARSEST = 0.1
-# A derivative of less than so many roundoffs of the natural size max|y| / max|x| is called rounding noise.
-NOISE_ROUNDOFFS = 1e3
+# An error of less than so many roundoffs of the natural size max|y| / max|x| is rounding noise: it passes.
+NOISE_ROUNDOFFS = 100.0
+# Up to so many it may be: the sure way is taken, but nobody is blamed.
+DOUBTFUL = 100.0
+# In half precision the noise is still held below this part of the natural size.
+LARGEST_NOISE = 0.05
 # Entries this much smaller than the largest are held to the largest one's error.
 RANGE = 1e-3
 
 # What was learned of a function, for as long as it lives.
 _learned: weakref.WeakKeyDictionary[Any, dict[Hashable, float]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A difference between a Jacobian and a plain reverse pass.
+
+    Attributes:
+        text: Where, and how large.
+        doubtful: Whether it may be rounding noise: then the sure way is taken without a warning.
+    """
+
+    text: str
+    doubtful: bool
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass
@@ -84,21 +104,31 @@ class Verifier:
         training = getattr(lin.problem.f, "training", None)
         return what, training, lin.inputs.leaves, lin.outputs.leaves
 
-    def disagreement(self, found: Sequence[Tensor], scale: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
-        """Where ``uᵀJ`` as built and as pulled differ: in words, or ``""``.
+    def disagreement(
+        self, found: Sequence[Tensor], scale: Sequence[Tensor], expected: Sequence[Tensor]
+    ) -> Disagreement | None:
+        """Where ``uᵀJ`` as built and as pulled differ.
 
         Args:
             found: ``uᵀJ`` from the J that was built, flat, one tensor for each live input.
             scale: For each entry the size that its rounding error is relative to.
             expected: ``uᵀJ`` by a plain reverse pass.
         """
-        tolerance = self.tolerance
         leaves = self.linearization.columns.leaves
+        worst: Disagreement | None = None
         for leaf, have, size, want, noise in zip(leaves, found, scale, expected, self.noise, strict=True):
-            error = relative_error(have.flatten(), size.flatten(), want.flatten(), noise)
-            if not error <= tolerance:
-                return f"by {leaf.name}, relative error {error:.1e} where {tolerance:.0e} is allowed"
-        return ""
+            wrong = self.judge(have.flatten(), size.flatten(), want.flatten(), noise, f"by {leaf.name}")
+            if wrong is not None and (worst is None or worst.doubtful):
+                worst = wrong
+        return worst
+
+    def judge(self, found: Tensor, scale: Tensor, expected: Tensor, noise: float, where: str) -> Disagreement | None:
+        """Whether two tensors differ by more than rounding."""
+        error = relative_error(found, scale, expected, noise)
+        if error <= self.tolerance:
+            return None
+        doubtful = relative_error(found, scale, expected, noise * DOUBTFUL) <= self.tolerance
+        return Disagreement(f"{where}, relative error {error:.1e} where {self.tolerance:.0e} is allowed", doubtful)
 
     @property
     def noise(self) -> list[float]:
@@ -112,7 +142,8 @@ class Verifier:
             values = lin.outputs.flatten(lin.value)
             largest = max((_largest(values[index]) for index in lin.live_outputs), default=0.0)
             points = lin.problem.leaves
-            noise = NOISE_ROUNDOFFS * roundoff_of(lin.rows.leaves + lin.columns.leaves) / self.tolerance
+            roundoff = roundoff_of(lin.rows.leaves + lin.columns.leaves)
+            noise = min(NOISE_ROUNDOFFS * roundoff / self.tolerance, LARGEST_NOISE)
             self._noise = [noise * largest / (_largest(points[index]) or 1.0) for index in lin.live_inputs]
         return self._noise
 

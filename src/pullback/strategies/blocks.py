@@ -59,7 +59,8 @@ class Blocks(Strategy):
     def _offer(self, facts: Facts, lead: int, examples: int) -> Bid:
         m, n = per_example(facts.rows, lead).size, per_example(facts.columns, lead).size
         why = f"{examples} examples do not mix: one pass serves all of them"
-        if m <= n or facts.no_forward():
+        # A forward pass runs the function again, so it has to save half of the passes.
+        if m <= 2 * n or facts.no_forward():
             return Bid("reverse", m, answer_bytes(facts.columns, m), why, lead)
         return Bid("forward", n, answer_bytes(facts.rows, n), why, lead)
 

@@ -69,4 +69,5 @@ def column_block(facts: Facts, answer: Tensor, column: Leaf) -> Tensor:
         return like_gradient(real_part(first), column)
     n = facts.columns.size
     second = answer[n + column.offset : n + column.offset + column.numel]
-    return like_gradient(torch.complex(real_part(first), real_part(second)), column)
+    real, imaginary = (real_part(part).to(column.dtype.to_real()) for part in (first, second))
+    return like_gradient(torch.complex(real, imaginary), column)

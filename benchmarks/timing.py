@@ -1,0 +1,70 @@
+"""Timing that a busy machine disturbs little: contestants take turns, and the best of many turns counts."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from rich.console import Console
+
+WIDTH = 110
+
+
+def once(call: Callable[[], Any], calls: int = 1) -> float:
+    """The seconds of one call, as a mean of ``calls`` in a row."""
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - began) / calls
+
+
+def in_turns(
+    contestants: dict[str, Callable[[], Any]], *, repeats: int, calls: int = 1, budget: float = math.inf
+) -> dict[str, list[float]]:
+    """The seconds of each contestant's turns; every other round goes the other way round.
+
+    Args:
+        contestants: What to time, by name.
+        repeats: The most rounds.
+        calls: The calls in a turn.
+        budget: The seconds after which a contestant has had enough turns.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(repeats):
+        for name in list(contestants)[:: 1 if turn % 2 == 0 else -1]:
+            if not seconds[name] or sum(seconds[name]) * calls < budget:
+                seconds[name].append(once(contestants[name], calls))
+    return seconds
+
+
+def differences(seconds: dict[str, list[float]], one: str, other: str) -> tuple[float, float]:
+    """How much more ``one`` takes than ``other``: by their minima, and the median over the rounds."""
+    pairs = zip(seconds[one], seconds[other], strict=True)
+    return min(seconds[one]) - min(seconds[other]), statistics.median(a - b for a, b in pairs)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch on one thread, and as it was after that."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def console() -> Console:
+    """Where tables are printed: wide enough for them, whatever stands behind stdout."""
+    wide = Console()
+    return wide if wide.is_terminal else Console(width=WIDTH)
+
+
+def verdict(met: bool) -> str:
+    """Whether a target is met, in colour."""
+    return "[green]met[/]" if met else "[red]missed[/]"
