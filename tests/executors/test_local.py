@@ -134,6 +134,33 @@ def test_when_memory_runs_out_chunks_are_halved(most, in_place):
     assert "halved" in run.notes[0]
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["CUDA out of memory. Tried to allocate 2.00 GiB", "DefaultCPUAllocator: can't allocate memory: you tried to"],
+)
+def test_memory_that_runs_out_is_known_by_its_words_too(text):
+    def refuses(given):
+        if len(given[0]) > 3:
+            raise RuntimeError(text)
+        return double(given)
+
+    found, run = CALM.run([batched(refuses)], seeds, 20, ANSWER)
+    assert_right(found, 20)
+    assert run.chunks == [2] * 10
+    assert run.notes == [f"out of memory with {size} passes at once: halved" for size in (8, 4)]
+
+
+def test_memory_that_runs_out_late_is_halved_from_there():
+    def refuses_later(given):
+        if given[0][0, 0] >= 20 and len(given[0]) > 2:
+            raise torch.OutOfMemoryError("fake: out of memory")
+        return double(given)
+
+    found, run = CALM.run([batched(refuses_later)], seeds, 30, ANSWER, each=2**30 / 10)
+    assert_right(found, 30)
+    assert run.chunks == [10, 10, 2, 2, 2, 2, 2]
+
+
 def test_memory_that_does_not_hold_one_pass_is_an_error_that_no_other_route_hides():
     other = Spy()
     with pytest.raises(torch.OutOfMemoryError):

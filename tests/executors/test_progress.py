@@ -1,6 +1,9 @@
 """The progress bar: only where somebody can see it, and only for work that takes a while."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,25 @@ def test_nothing_is_shown_where_there_is_no_terminal(capsys, monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     work(None)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("show", "shown"), [(None, False), (True, True)])
+def test_a_program_whose_stderr_is_piped_is_not_written_to_unless_asked(show, shown):
+    program = (
+        "import torch, pullback as pb; from pullback.executors import progress; progress.PATIENCE = 0.0; "
+        f"pb.jacobian(torch.sin, torch.ones(20), strategy='rows', memory=1, progress={show}).dense()"
+    )
+    source = str(Path(progress.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": source},
+        check=True,
+    )
+    assert done.stdout == ""
+    assert ("passes" in done.stderr) is shown
+    assert shown or done.stderr == ""
 
 
 def test_it_is_shown_on_demand_and_on_stderr(capsys):

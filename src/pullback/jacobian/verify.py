@@ -127,8 +127,14 @@ class Verifier:
         error = relative_error(found, scale, expected, noise)
         if error <= self.tolerance:
             return None
-        doubtful = relative_error(found, scale, expected, noise * DOUBTFUL) <= self.tolerance
+        doubt = noise * self._noise_part(DOUBTFUL) / self._noise_part(1.0)
+        doubtful = relative_error(found, scale, expected, doubt) <= self.tolerance
         return Disagreement(f"{where}, relative error {error:.1e} where {self.tolerance:.0e} is allowed", doubtful)
+
+    def _noise_part(self, times: float) -> float:
+        """The part of the natural size that noise makes up, or may make up."""
+        roundoff = roundoff_of(self.linearization.rows.leaves + self.linearization.columns.leaves)
+        return min(times * NOISE_ROUNDOFFS * roundoff / self.tolerance, LARGEST_NOISE)
 
     @property
     def noise(self) -> list[float]:
@@ -142,9 +148,8 @@ class Verifier:
             values = lin.outputs.flatten(lin.value)
             largest = max((_largest(values[index]) for index in lin.live_outputs), default=0.0)
             points = lin.problem.leaves
-            roundoff = roundoff_of(lin.rows.leaves + lin.columns.leaves)
-            noise = min(NOISE_ROUNDOFFS * roundoff / self.tolerance, LARGEST_NOISE)
-            self._noise = [noise * largest / (_largest(points[index]) or 1.0) for index in lin.live_inputs]
+            part = self._noise_part(1.0)
+            self._noise = [part * largest / (_largest(points[index]) or 1.0) for index in lin.live_inputs]
         return self._noise
 
     @property
