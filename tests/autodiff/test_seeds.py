@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
+import pullback as pb
 from pullback.autodiff.seeds import OneHot, Weights, assign, checked_cast, cotangent
 from pullback.errors import ArgumentError, PullbackError, SeedError, ValueMismatch
 
@@ -327,6 +328,22 @@ def test_a_sparse_seed_or_output_is_told():
     )
 
 
+def jagged(*lengths):
+    return torch.nested.nested_tensor([torch.ones(length, 3) for length in lengths], layout=torch.jagged)
+
+
+def test_a_nested_output_is_seeded_by_what_is_shaped_like_it():
+    y = jagged(2, 4).requires_grad_() * 2
+    for seed in ("ones", 1.0, torch.ones_like, torch.ones_like(y.detach())):
+        assert cotangent(y, seed, "y").values().tolist() == [[1.0] * 3] * 6
+
+
+@pytest.mark.parametrize("seed", [torch.ones(3), torch.ones(2, 4, 3), jagged(1, 5)], ids=["flat", "padded", "jagged"])
+def test_a_nested_output_and_a_seed_of_other_lengths(seed):
+    with pytest.raises(SeedError, match="the seed for y has the wrong shape"):
+        cotangent(jagged(2, 4).requires_grad_() * 2, seed, "y")
+
+
 @pytest.mark.parametrize(
     ("shape", "size"), [((4,), "4 elements"), ((2, 3), "6 elements"), ((0,), "no elements"), ((2, 0), "no elements")]
 )
@@ -432,6 +449,13 @@ def test_an_index_that_would_select_everything(index):
         f"index {index} for shape (4,)",
         "a number for each axis, within (4,): pb.seed.onehot(0) is the first element",
     )
+
+
+@pytest.mark.parametrize("index", [(True,), (0, True), (False, 0), torch.tensor(True)], ids=str)
+def test_a_bool_is_no_index_in_a_tuple_or_a_tensor_either(index):
+    with pytest.raises(SeedError, match="is no index of an element of y") as error:
+        cotangent(output(4), OneHot(index), "y")
+    assert error.value.fix == "a number for each axis, within (4,): pb.seed.onehot(0) is the first element"
 
 
 def test_an_index_that_selects_nothing():
@@ -544,6 +568,16 @@ def test_no_task_is_forgotten_in_silence(seed):
         "seeds for 'task_a'; outputs 'task_a', 'task_b', 'task_c'",
         "pb.seed.weights(task_a=..., task_b=0.0, task_c=0.0): 0.0 leaves an output out",
     )
+
+
+@pytest.mark.parametrize("names", [("p", "q"), ("task a", "p"), ("p", "lambda"), ("0", "p")])
+def test_the_weights_to_write_for_a_forgotten_task_are_python(names):
+    outputs = dict.fromkeys(names, a)
+    with pytest.raises(ValueMismatch, match="has no seed") as error:
+        assign(outputs, {names[1]: 1.0})
+    code = error.value.fix.partition(": 0.0 leaves")[0].replace("...", "1.0")
+    written = eval(code, {"pb": pb})
+    assert [value for _, value, _ in assign(outputs, written)] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("seed", [(1.0,), (1.0, 2.0, 3.0), (), {"p": 1.0}])

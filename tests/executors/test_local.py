@@ -152,13 +152,13 @@ def test_memory_that_runs_out_is_known_by_its_words_too(text):
 
 def test_memory_that_runs_out_late_is_halved_from_there():
     def refuses_later(given):
-        if given[0][0, 0] >= 20 and len(given[0]) > 2:
+        if given[0][0, 0] >= 32 and len(given[0]) > 4:
             raise torch.OutOfMemoryError("fake: out of memory")
         return double(given)
 
-    found, run = CALM.run([batched(refuses_later)], seeds, 30, ANSWER, each=2**30 / 10)
-    assert_right(found, 30)
-    assert run.chunks == [10, 10, 2, 2, 2, 2, 2]
+    found, run = CALM.run([batched(refuses_later)], seeds, 45, ANSWER, each=2**30 / 16)
+    assert_right(found, 45)
+    assert run.chunks == [16, 16, 3, 3, 3, 3, 1]
 
 
 def test_memory_that_does_not_hold_one_pass_is_an_error_that_no_other_route_hides():

@@ -27,7 +27,7 @@ def test_nothing_is_shown_where_there_is_no_terminal(capsys, monkeypatch):
 def test_a_program_whose_stderr_is_piped_is_not_written_to_unless_asked(show, shown):
     program = (
         "import torch, pullback as pb; from pullback.executors import progress; progress.PATIENCE = 0.0; "
-        f"pb.jacobian(torch.sin, torch.ones(20), strategy='rows', memory=1, progress={show}).dense()"
+        f"pb.jacobian(torch.sin, torch.ones(20), strategy='rows', progress={show}).dense()"
     )
     source = str(Path(progress.__file__).parents[2])
     done = subprocess.run(

@@ -60,7 +60,8 @@ class Passes:
             return lin.outputs.zeros()
         kernels = self.forward_kernels()
         if not kernels:
-            return self._push_by_rows(tangents)
+            stacks = self._push_by_rows(tuple(tangent[None] for tangent in tangents))
+            return tuple(stack[0] for stack in stacks)
         results = next(iter(kernels.values()))(live)
         if not lin.transformed:
             results = _unshared(results, live)
@@ -80,9 +81,7 @@ class Passes:
         if not total or not lin.live_outputs or not lin.live_inputs:
             return lin.outputs.zeros(total)
         if not self.forward_kernels():
-            stacks = seeds(0, total)
-            each = [self._push_by_rows(tuple(stack[k] for stack in stacks)) for k in range(total)]
-            return tuple(torch.stack(parts) for parts in zip(*each, strict=True))
+            return self._push_by_rows(seeds(0, total))
         found = self.run("forward", lambda a, b: _pick(seeds(a, b), lin.live_inputs), total, self._check_pushed)
         return self._spread(lin.outputs, lin.live_outputs, found, total)
 
@@ -100,7 +99,8 @@ class Passes:
             assert run.route is not None
             self.notes.extend(run.notes)
             ways = ways[ways.index(run.route) + 1 :]
-            if not self.verifier.active or not ways or self.verifier.recall(run.route.name):
+            plain = side == "reverse" and not run.route.at_once
+            if plain or not self.verifier.active or not ways or self.verifier.recall(run.route.name):
                 return found
             wrong = check(seeds, total, found)
             if wrong is None:
@@ -264,29 +264,28 @@ class Passes:
                 return wrong
         return None
 
-    def _push_by_rows(self, tangents: Tensors) -> Tensors:
-        """Without any forward pass: all rows by reverse passes, times the tangent."""
+    def _push_by_rows(self, stacks: Tensors) -> Tensors:
+        """Without any forward pass: all rows by reverse passes, times a stack of tangents."""
         space = self.linearization.outputs
         self.notes.append("Jv from all rows by reverse passes, since no forward pass works")
 
         def along(direction: complex) -> Tensor:
-            """``Re⟨direction · e_i, Jv⟩`` for every output i."""
+            """``Re⟨direction · e_i, Jv⟩`` for every tangent v and output i."""
 
             def seeds(start: int, stop: int) -> Tensors:
                 hot = space.onehots(torch.arange(start, stop))
                 return tuple(part * (direction if part.is_complex() else 1) for part in hot)
 
             rows = self.pull_many(seeds, space.size)
-            terms = [(_rows_of(row).conj() @ t.flatten()) for row, t in zip(rows, tangents, strict=True)]
-            return sum((term.real if term.is_complex() else term for term in terms), torch.zeros(()))
+            terms = [_rows_of(stack) @ _rows_of(row).mH for row, stack in zip(rows, stacks, strict=True)]
+            real = [term.real if term.is_complex() else term for term in terms]
+            return sum(part.to(space.device) for part in real)  # type: ignore[return-value]
 
-        real = along(1)
+        flat = along(1)
         if space.is_complex:
             exact = space.dtype.to_real()
-            flat = torch.complex(real.to(exact), along(1j).to(exact))
-        else:
-            flat = real
-        parts = [flat[leaf.slice].reshape(leaf.shape) for leaf in space.leaves]
+            flat = torch.complex(flat.to(exact), along(1j).to(exact))
+        parts = [flat[:, leaf.slice].reshape(-1, *leaf.shape) for leaf in space.leaves]
         return tuple(
             (part if leaf.dtype.is_complex or not part.is_complex() else part.real).to(leaf.dtype)
             for part, leaf in zip(parts, space.leaves, strict=True)
