@@ -236,3 +236,35 @@ def test_cuda_dropout_draws_one_mask():
     mask = (J.value != 0) * 2.0
     torch.testing.assert_close(J.matrix(), mask.diag())
     torch.testing.assert_close(J @ torch.ones(60, device="cuda"), mask)
+
+
+class Old(torch.autograd.Function):
+    """A Function in the old style: forward mode cannot go through it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda J: J @ torch.eye(3), lambda J: J.columns(range(3)), lambda J: J.matrix()],
+    ids=["stack", "columns", "matrix"],
+)
+def test_a_branch_without_forward_mode_after_one_with(ask):
+    """What was learned of one branch of f does not stand in the way on another."""
+
+    def f(x):
+        return x.sin() if x.sum() > 0 else Old.apply(x)
+
+    x = torch.ones(3)
+    assert torch.allclose(pb.jacobian(f, x, strategy="columns") @ x, x.cos())
+    J = pb.jacobian(f, -x, strategy="columns")
+    torch.testing.assert_close(ask(J), -2 * torch.eye(3))
+    assert torch.allclose(pb.jacobian(f, -x) @ x, -2 * x)

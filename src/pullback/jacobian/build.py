@@ -83,7 +83,14 @@ def _carry_out(passes: Passes, facts: Facts, plan: Plan, offer: Bid) -> Grid | T
     chosen = STRATEGIES.all()[plan.chosen]
     ways = passes.routes(offer.side)
     while ways:
-        answers, run = passes.execute(offer.side, ways, partial(chosen.seeds, facts, offer), offer.passes)
+        try:
+            answers, run = passes.execute(offer.side, ways, partial(chosen.seeds, facts, offer), offer.passes)
+        except Exception as error:
+            if offer.side == "reverse":
+                raise
+            passes.withdraw_forward(error)
+            ways = passes.routes("forward")
+            continue
         assert run.route is not None
         for note in run.notes:
             plan.note(note)

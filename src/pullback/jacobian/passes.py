@@ -13,8 +13,9 @@ from torch import Tensor
 from pullback.autodiff.linearize import Linearization, Pass, Tensors, batched
 from pullback.data.problem import Side
 from pullback.data.space import Space
-from pullback.errors import VerificationError, warn
+from pullback.errors import PullbackError, VerificationError, warn
 from pullback.executors.local import LocalExecutor, Route, Run, routes
+from pullback.executors.memory import is_out_of_memory
 from pullback.jacobian.verify import Disagreement, Verifier, inner, precise, random_vector
 
 TIMED_PASSES = 8
@@ -40,6 +41,7 @@ class Passes:
     strict: bool
     notes: list[str] = field(default_factory=list)
     _forward: dict[str, Pass] | None = field(default=None, init=False)
+    _withdrawn: set[str] = field(default_factory=set, init=False)
 
     def pull(self, cotangents: Tensors) -> Tensors:
         """One plain reverse pass: ``uᵀJ``, a tensor for each input."""
@@ -58,14 +60,17 @@ class Passes:
         live = tuple(tangents[index] for index in lin.live_inputs)
         if not live or not lin.live_outputs:
             return lin.outputs.zeros()
-        kernels = self.forward_kernels()
-        if not kernels:
-            stacks = self._push_by_rows(tuple(tangent[None] for tangent in tangents))
-            return tuple(stack[0] for stack in stacks)
-        results = next(iter(kernels.values()))(live)
-        if not lin.transformed:
-            results = _unshared(results, live)
-        return self._spread(lin.outputs, lin.live_outputs, results)
+        while kernels := self.forward_kernels():
+            try:
+                results = next(iter(kernels.values()))(live)
+            except Exception as error:  # the kernel was good where it was vetted; f may have taken another branch
+                self.withdraw_forward(error)
+                continue
+            if not lin.transformed:
+                results = _unshared(results, live)
+            return self._spread(lin.outputs, lin.live_outputs, results)
+        stacks = self._push_by_rows(tuple(tangent[None] for tangent in tangents))
+        return tuple(stack[0] for stack in stacks)
 
     def pull_many(self, seeds: Callable[[int, int], Tensors], total: int) -> Tensors:
         """``total`` reverse passes; ``seeds(start, stop)`` gives stacked cotangents of all outputs."""
@@ -80,10 +85,14 @@ class Passes:
         lin = self.linearization
         if not total or not lin.live_outputs or not lin.live_inputs:
             return lin.outputs.zeros(total)
-        if not self.forward_kernels():
-            return self._push_by_rows(seeds(0, total))
-        found = self.run("forward", lambda a, b: _pick(seeds(a, b), lin.live_inputs), total, self._check_pushed)
-        return self._spread(lin.outputs, lin.live_outputs, found, total)
+        while self.forward_kernels():
+            try:
+                found = self.run("forward", lambda a, b: _pick(seeds(a, b), lin.live_inputs), total, self._check_pushed)
+            except Exception as error:
+                self.withdraw_forward(error)
+                continue
+            return self._spread(lin.outputs, lin.live_outputs, found, total)
+        return self._push_by_rows(seeds(0, total))
 
     def run(
         self,
@@ -143,10 +152,20 @@ class Passes:
         if self._forward is None:
             self._forward = {}
             for name, kernel in self.linearization.kernels.items():
-                if self._vet(name, kernel):
+                if name not in self._withdrawn and self._vet(name, kernel):
                     self._forward = {name: kernel}
                     break
         return self._forward
+
+    def withdraw_forward(self, error: Exception) -> None:
+        """Use the forward kernel in use no more, since it failed after it was vetted; the next is vetted."""
+        if isinstance(error, PullbackError) or is_out_of_memory(error) or self.linearization.transformed:
+            raise error
+        (name,) = self.forward_kernels()
+        self._withdrawn.add(name)
+        self._forward = None
+        self.verifier.learn(f"{name}: accepted", 0.0)
+        self.notes.append(f"{name} pass failed here: {type(error).__name__}: {_first_line(error)}")
 
     def no_forward(self) -> str:
         """Why there is no forward pass, or ``""``."""
