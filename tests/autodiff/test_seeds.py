@@ -451,11 +451,15 @@ def test_an_index_that_would_select_everything(index):
     )
 
 
-@pytest.mark.parametrize("index", [(True,), (0, True), (False, 0), torch.tensor(True)], ids=str)
+@pytest.mark.parametrize("index", [(True,), (0, True), torch.tensor(True)], ids=str)
 def test_a_bool_is_no_index_in_a_tuple_or_a_tensor_either(index):
     with pytest.raises(SeedError, match="is no index of an element of y") as error:
         cotangent(output(4), OneHot(index), "y")
     assert error.value.fix == "a number for each axis, within (4,): pb.seed.onehot(0) is the first element"
+
+
+def test_a_mask_of_an_output_without_axes_is_an_index():
+    assert cotangent(output(), OneHot(torch.tensor(True)), "y").item() == 1
 
 
 def test_an_index_that_selects_nothing():

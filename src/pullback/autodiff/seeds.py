@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import keyword
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -226,11 +227,15 @@ def _check_keys(known: list[Any], seeds: Mapping[Any, Any], name: str) -> None:
             got=f"a seed for {unknown[0]!r}; {outputs}",
             fix=f"did you mean {close[0]!r}?" if close else "use the outputs' own names",
         )
-    every = ", ".join([*(f"{key}=..." for key in seeds), *(f"{key}=0.0" for key in missing)])
+    weights = {**dict.fromkeys(seeds, "..."), **dict.fromkeys(missing, "0.0")}
+    if all(str(key).isidentifier() and not keyword.iskeyword(str(key)) for key in weights):
+        call = f"pb.seed.weights({', '.join(f'{key}={weight}' for key, weight in weights.items())})"
+    else:
+        call = "{" + ", ".join(f"{key!r}: {weight}" for key, weight in weights.items()) + "}"
     raise ValueMismatch(
         f"output{place} {', '.join(map(repr, missing))} has no seed",
         got=f"seeds for {', '.join(map(repr, seeds)) or 'none'}; {outputs}",
-        fix=f"pb.seed.weights({every}): 0.0 leaves an output out",
+        fix=f"{call}: 0.0 leaves an output out",
     )
 
 
@@ -297,7 +302,7 @@ def _from_index(output: Tensor, index: Any, name: str) -> Tensor:
     got = f"index {index!r} for shape {tuple(output.shape)}"
     fix = f"a number for each axis, within {tuple(output.shape)}: pb.seed.onehot({first}) is the first element"
     hot = torch.zeros_like(output, requires_grad=False)
-    if index is None or isinstance(index, bool):  # as an index, these add an axis and select everything
+    if any(_adds_an_axis(part, output) for part in (index if isinstance(index, tuple) else (index,))):
         raise SeedError(f"{index} is no index of an element of {name}", got=got, fix=fix)
     try:
         chosen = hot[index].numel()
@@ -309,9 +314,18 @@ def _from_index(output: Tensor, index: Any, name: str) -> Tensor:
     return hot
 
 
+def _adds_an_axis(index: Any, output: Tensor) -> bool:
+    """Whether a part of an index selects everything, which no index of an element does."""
+    if isinstance(index, Tensor):
+        return index.dtype == torch.bool and index.ndim == 0 and output.ndim > 0
+    return index is None or isinstance(index, bool)
+
+
 def _reshaped(given: torch.Size, needed: torch.Size) -> str:
     """What to write for a seed of another shape: the likeliest of the usual mistakes."""
     shape = ", ".join(map(str, needed)) if needed else "()"
+    if not all(isinstance(size, int) for size in (*given, *needed)):  # a nested tensor's ragged axis
+        return "a seed made from the output: torch.ones_like(y)"
     if given.numel() == needed.numel():
         swapped = len(given) == 2 and given == needed[::-1] and 1 not in given
         return f"seed.mT if its axes are swapped, else seed.reshape({shape})" if swapped else f"seed.reshape({shape})"
