@@ -304,7 +304,7 @@ class Passes:
         if space.is_complex:
             exact = space.dtype.to_real()
             flat = torch.complex(flat.to(exact), along(1j).to(exact))
-        parts = [flat[:, leaf.slice].reshape(-1, *leaf.shape) for leaf in space.leaves]
+        parts = [flat[:, leaf.slice].reshape(len(flat), *leaf.shape) for leaf in space.leaves]
         return tuple(
             (part if leaf.dtype.is_complex or not part.is_complex() else part.real).to(leaf.dtype)
             for part, leaf in zip(parts, space.leaves, strict=True)
