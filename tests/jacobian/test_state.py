@@ -268,3 +268,35 @@ def test_a_branch_without_forward_mode_after_one_with(ask):
     J = pb.jacobian(f, -x, strategy="columns")
     torch.testing.assert_close(ask(J), -2 * torch.eye(3))
     assert torch.allclose(pb.jacobian(f, -x) @ x, -2 * x)
+
+
+def test_a_parameter_that_the_module_does_not_use_has_zero_derivatives():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.used(x)
+
+    J = pb.jacobian(Half(), torch.randn(4, 3), wrt="parameters")
+    dense = J.dense()
+    assert dense["used.weight"].any()
+    assert not dense["unused.weight"].any()
+    assert dense["unused.weight"].shape == (4, 2, 2, 3)
+    assert any("do not depend on unused.weight" in note for note in J.plan().notes)
+    assert (J @ torch.ones(J.shape[1])).shape == (8,)
+
+
+def test_a_module_that_reaches_around_its_parameter_is_found():
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.stale = [self.weight]
+
+        def forward(self, x):
+            return x * self.stale[0]
+
+    with pytest.raises(GraphError, match="closes over"):
+        pb.jacobian(Around(), torch.ones(3), wrt="parameters").matrix()

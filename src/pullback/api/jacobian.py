@@ -53,7 +53,7 @@ def jacobian(
         progress: True shows a progress bar, False does not; None: on a terminal, after a second.
         create_graph: Keep the results differentiable.
         verify: Hold what is built in a batched or forward way against one plain reverse pass, once for each
-            function and shapes.
+            function and shapes (a branch of f that is first taken later is not looked at again).
         strict: Raise, rather than give zeros or take another way, where an output carries no graph, an input
             is not used, or a verification fails.
         holomorphic: f is complex-differentiable; entries are then its complex derivatives.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pullback.autodiff.closures import held_by
@@ -184,26 +184,19 @@ class Recorded(Linearization):
         if self.problem.call is None:
             return
         originals = self.problem.leaves
-        unused = [index for index, hit in enumerate(found) if not hit]
-        beside = (
-            [
-                hit and original is not leaf
-                for hit, original, leaf in zip(reached(self._results, originals), originals, self._leaves, strict=True)
-            ]
-            if not self.create_graph
-            else [False] * len(found)
-        )
-        held = {id(tensor) for tensor in held_by(self.problem.f).tensors} if unused else set()
-        for index in unused:
-            name = self.inputs.leaves[index].name
-            if beside[index] or id(originals[index]) in held:
-                raise _closes_over(name, self.inputs.leaves[index].shape)
-            self.notes.append(f"the outputs do not depend on {name}: its derivatives are zero")
-        for index, hit in enumerate(found):
-            if hit and beside[index]:
-                name = self.inputs.leaves[index].name
+        # With create_graph the graph goes on through the argument to the original, which proves nothing.
+        beside = [False] * len(found) if self.create_graph else reached(self._results, originals)
+        # A module holds its parameters whether it uses them or not.
+        search = not all(found) and not isinstance(self.problem.f, nn.Module)
+        held = {id(tensor) for tensor in held_by(self.problem.f).tensors} if search else set()
+        for leaf, original, used, also in zip(self.inputs.leaves, originals, found, beside, strict=True):
+            if not used and (also or id(original) in held):
+                raise _closes_over(leaf.name, leaf.shape)
+            if not used:
+                self.notes.append(f"the outputs do not depend on {leaf.name}: its derivatives are zero")
+            elif also:
                 self.notes.append(
-                    f"the function also uses {name} beside its argument (a closure); that part is not in J"
+                    f"the function also uses {leaf.name} beside its argument (a closure); that part is not in J"
                 )
 
 
