@@ -16,7 +16,8 @@ DTYPE = os.environ.get("PULLBACK_TEST_DTYPE", "float64")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One thread for each worker: the workers are the parallelism."""
+    """One thread for each worker, which are the parallelism; and a terminal as wide as what is asserted."""
+    os.environ["COLUMNS"] = "100"
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)
 
