@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 import pullback as pb
 
 from .examine import Findings, examine, examine_call, only_pullback_warnings
-from .oracle import carries, fresh, truth_of_graph
+from .oracle import carries, coarsest, difference, fresh, truth_of_graph
 
 EXAMPLES = 600 if os.environ.get("PULLBACK_SWEEP") == "full" else 80
 random_examples = settings(
@@ -136,6 +136,7 @@ def test_dense_has_the_structure_of_torch_func(given_arguments: tuple[list[Any],
         J = pb.jacobian(mixture, *args, wrt=wrt)
         dense, matrix = J.dense(), J.matrix()
     inputs = args[wrt] if isinstance(wrt, int) else tuple(args[index] for index in wrt)
+    least = coarsest([leaf for leaf in pytree.tree_leaves((inputs, J.value)) if _carries(leaf)])
     for output, row in zip(J.outputs.leaves, J.outputs.flatten(dense), strict=True):
         assert pytree.tree_structure(row, is_leaf=_is_none) == pytree.tree_structure(
             pytree.tree_map(lambda leaf: leaf if _carries(leaf) else None, inputs), is_leaf=_is_none
@@ -144,7 +145,8 @@ def test_dense_has_the_structure_of_torch_func(given_arguments: tuple[list[Any],
             assert block.shape == output.shape + column.shape
             assert block.dtype == column.dtype
             entries = matrix[output.slice, column.slice]
-            assert torch.equal(block.reshape(entries.shape).to(matrix.dtype), entries)
+            # Two builds, whose routes may differ with what was measured: equal but for rounding.
+            assert not difference(block.reshape(entries.shape).to(matrix.dtype), entries, dtype=least)
 
 
 def _is_none(leaf: Any) -> bool:
