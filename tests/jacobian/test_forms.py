@@ -1,6 +1,7 @@
 """What goes in and what comes out: structures, shapes, dtypes, and vectors in three forms."""
 
 import math
+import warnings
 from collections import namedtuple
 
 import pytest
@@ -473,3 +474,33 @@ def test_inputs_on_two_devices():
         assert by_a.device.type == "cpu"
         assert by_b.device.type == "cuda"
         torch.testing.assert_close(by_b.cpu(), a.diag())
+
+
+def test_examples_that_begin_to_mix_at_another_point_are_found():
+    """The proof of one point is not taken for the next: one pair mixes at each later point, another every time."""
+
+    def f(x):
+        y = x.sin()
+        if x[0] > 0:
+            i, j = int(x[1]), int(x[2])
+            y[i] = y[i] + x[j] ** 2
+        return y
+
+    apart = torch.full((10,), -0.5)
+    torch.testing.assert_close(pb.jacobian(f, apart).diagonal(), apart.cos())
+    torch.testing.assert_close(pb.jacobian(f, apart).matrix(), apart.cos().diag())
+    for i in range(3, 10):
+        for j in range(3, 10):
+            if i == j:
+                continue
+            x = torch.linspace(0.5, 1.5, 10)
+            x[1], x[2] = i + 0.5, j + 0.5
+            expected = x.cos().diag()
+            expected[i, j] = 2 * x[j]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", pb.errors.PullbackWarning)
+                torch.testing.assert_close(pb.jacobian(f, x).diagonal(), x.cos())
+                torch.testing.assert_close(pb.jacobian(f, x).matrix(), expected)
+                torch.testing.assert_close(pb.jacobian(f, x, verify=False).matrix(), expected)
+                with pytest.raises(StrategyError, match="blocks"):
+                    pb.jacobian(f, x).blocks()

@@ -22,7 +22,7 @@ from pullback.autodiff.closures import held_by
 from pullback.autodiff.reach import reached
 from pullback.autodiff.state import Ambient, fresh_modules
 from pullback.data.problem import Problem
-from pullback.data.space import Space
+from pullback.data.space import Space, is_differentiable_dtype
 from pullback.errors import ArgumentError, GraphError
 
 Tensors = tuple[Tensor, ...]
@@ -214,7 +214,7 @@ class Transformed(Linearization):
         def run(*points: Tensor) -> tuple[Tensors, list[Any]]:
             value, aux = evaluate(problem, points)
             space = Space.of(value, name="output", integers=True)
-            live = tuple(i for i, leaf in enumerate(space.leaves) if _differentiable(leaf.dtype))
+            live = tuple(i for i, leaf in enumerate(space.leaves) if is_differentiable_dtype(leaf.dtype))
             leaves = space.flatten(value)
             auxiliary, auxiliary_spec = pytree.tree_flatten((value, aux))
             seen[:] = [space, live, auxiliary_spec, auxiliary]
@@ -367,10 +367,6 @@ def _dense_or_zero(gradient: Tensor | None, like: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(like, requires_grad=False)
     return gradient if gradient.layout is torch.strided else gradient.to_dense()
-
-
-def _differentiable(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def _closes_over(name: str, shape: torch.Size) -> GraphError:

@@ -115,7 +115,7 @@ class LocalExecutor:
             except Exception as error:
                 if index == len(ways) - 1 or is_out_of_memory(error):
                     raise
-                report.notes.append(f"{way.name}: {_first_line(error)}")
+                report.notes.append(f"{way.name}: {first_line(error)}")
         raise AssertionError("no way was given")
 
     def _run_way(
@@ -130,7 +130,7 @@ class LocalExecutor:
         rest: Route | None,
         alone: float | None,
     ) -> Tensors:
-        collect = _Buffer(total, answer) if in_place else _Pieces()
+        collect = _Buffer(total) if in_place else _Pieces()
         device = answer.device
         unmeasured = way.at_once and in_place and not report.each
         if unmeasured:
@@ -183,10 +183,9 @@ def _send(way: Route, seeds: Callable[[int, int], Tensors], start: int, stop: in
 class _Buffer:
     """Collects chunks by writing them into one result, which is allocated when the first arrives."""
 
-    def __init__(self, total: int, answer: Space) -> None:
+    def __init__(self, total: int) -> None:
         self._total = total
         self._tensors: list[Tensor] = []
-        self._answer = answer
 
     def put(self, start: int, results: Tensors) -> None:
         if start == 0 and results[0].shape[0] == self._total:
@@ -217,6 +216,7 @@ class _Pieces:
         return tuple(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*self._pieces, strict=True))
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """An error's kind and the first line of its text."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

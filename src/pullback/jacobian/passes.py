@@ -14,7 +14,7 @@ from pullback.autodiff.linearize import Linearization, Pass, Tensors, batched
 from pullback.data.problem import Side
 from pullback.data.space import Space
 from pullback.errors import PullbackError, VerificationError, warn
-from pullback.executors.local import LocalExecutor, Route, Run, routes
+from pullback.executors.local import LocalExecutor, Route, Run, first_line, routes
 from pullback.executors.memory import is_out_of_memory
 from pullback.jacobian.verify import Disagreement, Verifier, inner, precise, random_vector
 
@@ -165,7 +165,7 @@ class Passes:
         self._withdrawn.add(name)
         self._forward = None
         self.verifier.learn(f"{name}: accepted", 0.0)
-        self.notes.append(f"{name} pass failed here: {type(error).__name__}: {_first_line(error)}")
+        self.notes.append(f"{name} pass failed here: {first_line(error)}")
 
     def no_forward(self) -> str:
         """Why there is no forward pass, or ``""``."""
@@ -237,7 +237,7 @@ class Passes:
             try:
                 pushed = kernel(tangent)
             except Exception as error:  # whatever a missing or broken formula raises, there is a next way
-                self.notes.append(f"{name} pass not possible: {type(error).__name__}: {_first_line(error)}")
+                self.notes.append(f"{name} pass not possible: {first_line(error)}")
                 verifier.learn(rejected)
                 return False
             if not verifier.active:
@@ -352,7 +352,3 @@ def _unshared(results: Tensors, seeds: Tensors) -> Tensors:
 def _synchronize(space: Space) -> None:
     if space.device.type != "cpu" and space.device.type != "meta":
         torch.accelerator.synchronize(space.device)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
