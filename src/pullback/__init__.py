@@ -4,9 +4,25 @@ from pullback import errors as errors
 from pullback.api import seed as seed
 from pullback.api.backward import backward as backward
 from pullback.api.backward import grad as grad
+from pullback.api.jacobian import hessian as hessian
 from pullback.api.jacobian import jacobian as jacobian
 from pullback.api.jacobian import jacobian_of as jacobian_of
+from pullback.api.prepare import Prepared as Prepared
+from pullback.api.prepare import prepare as prepare
+from pullback.data.pattern import Pattern as Pattern
 from pullback.jacobian.jacobian import Jacobian as Jacobian
 
-__all__ = ["Jacobian", "backward", "errors", "grad", "jacobian", "jacobian_of", "seed"]
+__all__ = [
+    "Jacobian",
+    "Pattern",
+    "Prepared",
+    "backward",
+    "errors",
+    "grad",
+    "hessian",
+    "jacobian",
+    "jacobian_of",
+    "prepare",
+    "seed",
+]
 __version__ = "0.1.0"

@@ -6,6 +6,7 @@
     ├── SeedError          (RuntimeError)  a seed that does not fit its output
     ├── GraphError         (RuntimeError)  the autograd graph that was needed is not there
     ├── StrategyError      (RuntimeError)  the way that was asked for cannot be taken here
+    ├── GuardError         (RuntimeError)  what was prepared does not hold here
     ├── VerificationError  (RuntimeError)  two ways to the same numbers disagree
     └── MemoryLimitError   (MemoryError)   the result itself does not fit
 
@@ -65,6 +66,10 @@ class GraphError(PullbackError, RuntimeError):
 
 class StrategyError(PullbackError, RuntimeError):
     """The strategy or structure that was asked for is not available for this function."""
+
+
+class GuardError(PullbackError, RuntimeError):
+    """What a Jacobian was prepared for does not hold at this call; ``got`` is a ticked list of what was checked."""
 
 
 class VerificationError(PullbackError, RuntimeError):

@@ -30,7 +30,7 @@ class Plan:
     """How a Jacobian is built, and why so.
 
     Attributes:
-        want: What is built: ``"matrix"`` or ``"blocks"``.
+        want: What is built: ``"matrix"``, ``"blocks"`` or ``"sparse"``.
         shape: The shape (m, n) of the Jacobian.
         offers: Each strategy's bid or refusal, by name.
         order: The names of the strategies that bid, the cheapest first.
@@ -69,7 +69,12 @@ class Plan:
         """The strategies that bid, the cheapest first: by seconds where they were measured, else by passes."""
         weight = self.seconds or UNTIMED
         names = [name for name, offer in self.offers.items() if isinstance(offer, Bid)]
-        return sorted(names, key=lambda name: self.bid(name).passes * weight[self.bid(name).side])
+
+        def cost(name: str) -> float:
+            offer = self.bid(name)
+            return offer.share * sum((stop - start) * weight[side] for side, start, stop in offer.parts)
+
+        return sorted(names, key=cost)
 
     def close_call(self) -> bool:
         """Whether the cost of a pass on each side decides, and there are enough passes to time a few."""
@@ -79,12 +84,20 @@ class Plan:
         few, many = min(fewest.values(), default=0), max(fewest.values(), default=0)
         return len(fewest) == 2 and few >= WORTH_TIMING and many <= CLOSE_CALL * few
 
+    def settle(self, facts: Facts) -> None:
+        """Ask for firm numbers of passes, until the cheapest bid is firm."""
+        while order := self.by_cost():
+            offer = self.bid(order[0])
+            if offer.firm:
+                return
+            self.offers[order[0]] = STRATEGIES.all()[order[0]].settle(facts, offer)
+
     def forward_works(self, facts: Facts) -> bool:
         """Whether forward mode works and is right here; if not, the bids that count on it become refusals."""
         reason = facts.no_forward()
         if reason:
             for name in self.by_cost():
-                if self.bid(name).side == "forward":
+                if any(side == "forward" for side, _, _ in self.bid(name).parts):
                     self.offers[name] = Refusal(reason)
         return not reason
 
@@ -117,7 +130,8 @@ class Plan:
             mark = "→" if name == self.chosen else ""
             if isinstance(offer, Bid):
                 size = _readable(offer.bytes)
-                table.add_row(mark, name, offer.side, f"{offer.passes:,}", size, offer.why)
+                side = " + ".join(dict.fromkeys(side for side, _, _ in offer.parts))
+                table.add_row(mark, name, side, f"{'' if offer.firm else '≥ '}{offer.passes:,}", size, offer.why)
             else:
                 table.add_row(mark, name, "", "", "", f"refused: {offer.why}")
         return table
@@ -149,9 +163,13 @@ def choose(facts: Facts, shape: tuple[int, int], wanted: str, seconds: Callable[
     """
     able = {name: each for name, each in STRATEGIES.all().items() if facts.want in each.gives}
     plan = Plan(facts.want, shape, {name: each.bid(facts) for name, each in able.items()})
+    if wanted != "auto" and isinstance(plan.offers.get(wanted), Bid) and not plan.bid(wanted).firm:
+        plan.offers[wanted] = able[wanted].settle(facts, plan.bid(wanted))
     if wanted == "auto":
+        plan.settle(facts)
         if plan.close_call() and plan.forward_works(facts):
             plan.seconds = {side: seconds(side) for side in ("forward", "reverse")}
+            plan.settle(facts)
         order = plan.by_cost()
     else:
         order = sorted(plan.by_cost(), key=lambda name: name != wanted)

@@ -11,6 +11,8 @@ from tests.conftest import DEVICE
 
 SCENARIOS = scenarios(torch.float64, DEVICE)
 STRATEGY_NAMES = list(STRATEGIES.all())
+# What these send rests on a structure that not every function has.
+MAY_REFUSE = {"acyclic", "blocks", "bidirectional", "factored", "star", "waist"}
 
 
 def test_the_registry_is_not_empty():
@@ -26,7 +28,7 @@ def test_equals_the_closed_form(scenario, strategy, memory):
     try:
         matrix = J.matrix()
     except StrategyError:
-        assert strategy == "blocks"
+        assert strategy in MAY_REFUSE
         return
     torch.testing.assert_close(matrix, scenario.matrix)
     plan = J.plan()

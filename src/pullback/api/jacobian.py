@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pullback.api.problem import Wrt, check_inputs, hessian_problem, problem_of
 from pullback.autodiff.linearize import linearize, linearize_graph
 from pullback.data.problem import Problem
-from pullback.data.space import Space, is_differentiable_dtype
-from pullback.errors import ArgumentError, GraphError, ValueMismatch
+from pullback.data.space import Space
+from pullback.errors import ArgumentError, GraphError
 from pullback.jacobian.jacobian import Jacobian, Options
-
-Wrt = int | str | tuple[int, ...] | tuple[str, ...]
 
 
 def jacobian(
@@ -32,6 +28,7 @@ def jacobian(
     verify: bool = True,
     strict: bool = False,
     holomorphic: bool = False,
+    local: bool = False,
 ) -> Jacobian:
     """The Jacobian of f at args, as one object.
 
@@ -57,6 +54,8 @@ def jacobian(
         strict: Raise, rather than give zeros or take another way, where an output carries no graph, an input
             is not used, or a verification fails.
         holomorphic: f is complex-differentiable; entries are then its complex derivatives.
+        local: The pattern of ``J.sparse()`` and ``J.pattern`` is that at this x, zeros of ``relu`` and ``where``
+            included; else it holds at every x that takes the same branches.
 
     Returns:
         The Jacobian, of shape (m, n).
@@ -79,19 +78,59 @@ def jacobian(
     tensor([[ 4.,  0.],
             [ 0., 27.]])
     """
-    options = Options(strategy, memory, progress, create_graph, verify, strict, holomorphic)
-    if not callable(f):
-        raise ArgumentError(
-            "f is not a function",
-            got=f"{type(f).__name__}",
-            fix="pb.jacobian(f, x); for a tensor that is computed already: pb.jacobian_of(y, x)",
-        )
-    if isinstance(wrt, str) or (isinstance(wrt, tuple) and wrt and all(isinstance(name, str) for name in wrt)):
-        problem = _by_parameters(f, args, wrt, has_aux)  # type: ignore[arg-type]
-    else:
-        problem = _by_arguments(f, args, wrt, has_aux)
-    _check_inputs(problem.tree, problem.inputs)
+    options = Options(strategy, memory, progress, create_graph, verify, strict, holomorphic, local)
+    problem = problem_of(f, args, wrt, has_aux=has_aux)
     return Jacobian(linearize(problem, create_graph=create_graph), options)
+
+
+def hessian(
+    f: Callable[..., Any],
+    *args: Any,
+    wrt: Wrt = 0,
+    has_aux: bool = False,
+    strategy: str = "auto",
+    memory: int | float | str | None = None,
+    progress: bool | None = None,
+    create_graph: bool = False,
+    verify: bool = True,
+    strict: bool = False,
+    local: bool = False,
+) -> Jacobian:
+    """The Hessian of a scalar function at args: the Jacobian of its gradient, as one object.
+
+    ``H[i, j] = ∂²y / ∂x_i ∂x_j`` for the scalar ``y = f(*args)``. ``H.value`` is the gradient; ``H @ v`` takes
+    one pass; ``H.sparse()`` uses that H is symmetric. Keywords as for :func:`jacobian`.
+
+    Args:
+        f: A function that returns one real number as a tensor, or with ``has_aux`` that and something else.
+        *args: Its arguments.
+        wrt: As for :func:`jacobian`.
+        has_aux: As for :func:`jacobian`.
+        strategy: As for :func:`jacobian`.
+        memory: As for :func:`jacobian`.
+        progress: As for :func:`jacobian`.
+        create_graph: As for :func:`jacobian`.
+        verify: As for :func:`jacobian`.
+        strict: As for :func:`jacobian`.
+        local: As for :func:`jacobian`.
+
+    Returns:
+        The Hessian, of shape (n, n), nested like the inputs on both sides.
+
+    Raises:
+        ValueMismatch: f does not return one real number.
+
+    Source: Gebremedhin, Tarafdar, Pothen, Walther, "Efficient Computation of Sparse Hessians Using Coloring and
+    Automatic Differentiation", INFORMS Journal on Computing 21 (2009).
+
+    >>> import torch, pullback as pb
+    >>> pb.hessian(lambda x: (x[1:] * x[:-1]).sum(), torch.ones(3)).sparse().to_dense()
+    tensor([[0., 1., 0.],
+            [1., 0., 1.],
+            [0., 1., 0.]])
+    """
+    options = Options(strategy, memory, progress, create_graph, verify, strict, local=local)
+    return Jacobian(linearize(hessian_problem(f, args, wrt, has_aux=has_aux), create_graph=create_graph), options)
 
 
 def jacobian_of(
@@ -136,9 +175,10 @@ def jacobian_of(
     tensor([[2., 0.],
             [0., 4.]])
     """
-    options = Options(strategy, memory, progress, create_graph, verify, strict, holomorphic)
+    # The graph is this one and no other, so its pattern is the one at this point.
+    options = Options(strategy, memory, progress, create_graph, verify, strict, holomorphic, local=True)
     space = Space.of(inputs, name="inputs")
-    _check_inputs(inputs, space)
+    check_inputs(inputs, space)
     for leaf, tensor in zip(space.leaves, space.flatten(inputs), strict=True):
         if not tensor.requires_grad:
             raise GraphError(
@@ -154,127 +194,3 @@ def jacobian_of(
         )
     problem = Problem(None, None, inputs, space)
     return Jacobian(linearize_graph(problem, outputs, create_graph=create_graph), options)
-
-
-def _by_arguments(f: Callable[..., Any], args: tuple[Any, ...], wrt: Any, has_aux: bool) -> Problem:
-    single = not isinstance(wrt, tuple | list)
-    indices = [_argument_index(index, len(args)) for index in ([wrt] if single else wrt)]
-    if not indices or len(set(indices)) != len(indices):
-        raise ValueMismatch(
-            "wrt names no argument, or one twice",
-            got=f"wrt={wrt!r}",
-            fix="wrt=0, or a tuple such as wrt=(0, 1)",
-        )
-    names = _argument_names(f, len(args))
-    if single:
-        tree = args[indices[0]]
-        space = Space.of(tree, name=names[indices[0]])
-    else:
-        tree = tuple(args[index] for index in indices)
-        space = Space.of(tree, names={place: names[index] for place, index in enumerate(indices)})
-
-    leaves = pytree.tree_leaves(tree)
-
-    def call(points: Sequence[Tensor]) -> Any:
-        filled = list(leaves)
-        for position, point in zip(space.positions, points, strict=True):
-            filled[position] = point
-        given = pytree.tree_unflatten(filled, space.treespec)
-        every = list(args)
-        for index, value in zip(indices, [given] if single else given, strict=True):
-            every[index] = value
-        return f(*every)
-
-    return Problem(call, f, tree, space, has_aux)
-
-
-def _by_parameters(f: Any, args: tuple[Any, ...], wrt: str | tuple[str, ...], has_aux: bool) -> Problem:
-    if not isinstance(f, nn.Module):
-        raise ArgumentError(
-            f"wrt={wrt!r} needs an nn.Module",
-            got=f"{type(f).__name__}",
-            fix="pb.jacobian(module, x, wrt='parameters'); for a function, wrt is the index of an argument",
-        )
-    every = dict(f.named_parameters(remove_duplicate=False))
-    if wrt == "parameters":
-        chosen = dict(f.named_parameters())
-    else:
-        chosen = {name: _parameter(every, name) for name in ([wrt] if isinstance(wrt, str) else wrt)}
-    if not chosen:
-        raise ValueMismatch(
-            "the module has no parameters", got=f"{type(f).__name__}", fix="wrt=0 differentiates by its input"
-        )
-    space = Space.of(chosen, names={name: name for name in chosen})
-
-    def call(points: Sequence[Tensor]) -> Any:
-        return torch.func.functional_call(f, dict(zip(space.names, points, strict=True)), args)
-
-    return Problem(call, f, chosen, space, has_aux)
-
-
-def _parameter(every: dict[str, nn.Parameter], name: str) -> nn.Parameter:
-    if name not in every:
-        close = difflib.get_close_matches(name, every, n=1)
-        known = ", ".join(list(every)[:8]) + (" ..." if len(every) > 8 else "")
-        raise ValueMismatch(
-            "the module has no such parameter",
-            got=repr(name),
-            fix=f"wrt=({close[0]!r},)" if close else f"wrt='parameters', or one of {known or 'none: it has none'}",
-        )
-    return every[name]
-
-
-def _argument_index(index: Any, count: int) -> int:
-    if isinstance(index, bool) or not isinstance(index, int):
-        raise ArgumentError(
-            "wrt is an argument's index or parameter names",
-            got=f"wrt={index!r}",
-            fix='wrt=0, wrt=(0, 1), wrt="parameters", or wrt=("layer.weight",)',
-        )
-    if not -count <= index < count:
-        raise ValueMismatch(
-            "wrt counts beyond the arguments",
-            got=f"wrt={index} for {count} argument{'s' * (count != 1)}",
-            fix="pb.jacobian(f, x, y, wrt=1): arguments follow f" if count else "pb.jacobian(f, x)",
-        )
-    return index % count
-
-
-def _argument_names(f: Any, count: int) -> list[str]:
-    """What f calls its arguments, where Python can tell."""
-    names = [f"argument {index}" for index in range(count)]
-    function = f.forward if isinstance(f, nn.Module) else f
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return names
-    for index, parameter in enumerate(parameters):
-        if index >= count or parameter.kind not in {
-            parameter.POSITIONAL_ONLY,
-            parameter.POSITIONAL_OR_KEYWORD,
-        }:
-            break
-        names[index] = parameter.name
-    return names
-
-
-def _check_inputs(tree: Any, space: Space) -> None:
-    for leaf, tensor in zip(space.leaves, space.flatten(tree), strict=True):
-        if tensor.layout is not torch.strided:
-            raise ArgumentError(f"{leaf.name} is not a strided tensor", got=f"{tensor.layout}", fix="pass x.to_dense()")
-    if space.leaves:
-        return
-    leaves = pytree.tree_leaves(tree)
-    got = ", ".join(_described(leaf) for leaf in leaves[:4]) or "an empty structure"
-    integers = any(isinstance(leaf, Tensor) and not is_differentiable_dtype(leaf.dtype) for leaf in leaves)
-    raise ArgumentError(
-        "there is no floating-point tensor to differentiate by",
-        got=got,
-        fix="pass x.float()" if integers else "pass a tensor: torch.tensor(2.0), torch.from_numpy(a)",
-    )
-
-
-def _described(leaf: Any) -> str:
-    if isinstance(leaf, Tensor):
-        return f"a tensor of {leaf.dtype} and shape {tuple(leaf.shape)}"
-    return type(leaf).__name__

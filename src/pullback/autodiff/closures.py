@@ -16,10 +16,11 @@ MAX_VISITED = 2000
 
 @dataclass
 class Held:
-    """The modules and tensors that a function can reach without its arguments."""
+    """The modules, tensors and plain values that a function can reach without its arguments."""
 
     modules: list[nn.Module] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
+    values: list[bool | int | float | complex | str] = field(default_factory=list)
 
 
 def held_by(f: Any) -> Held:
@@ -33,6 +34,9 @@ def held_by(f: Any) -> Held:
     stack: list[Any] = [f]
     while stack and len(seen) < MAX_VISITED:
         thing = stack.pop()
+        if isinstance(thing, bool | int | float | complex | str):
+            held.values.append(thing)
+            continue
         if id(thing) in seen:
             continue
         seen.add(id(thing))

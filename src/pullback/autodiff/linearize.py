@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pullback.autodiff.closures import held_by
+from pullback.autodiff.program import Escapes, NotRecordable, Program, Recorder, as_views
 from pullback.autodiff.reach import reached
 from pullback.autodiff.state import Ambient, fresh_modules
-from pullback.data.problem import Problem
+from pullback.data.problem import Problem, Side
 from pullback.data.space import Space, is_differentiable_dtype
 from pullback.errors import ArgumentError, GraphError
 
@@ -160,6 +161,59 @@ class Recorded(Linearization):
         )
         return tuple(map(_dense_or_zero, results, seeds))
 
+    def record(self, side: Side) -> Program:
+        """The operations of one pass on a side, from the inputs and a seed to the answers.
+
+        Raises:
+            NotRecordable: The pass cannot be seen as a program.
+        """
+        recorder = Recorder(side)
+        with contextlib.ExitStack() as stack:
+            buffers: dict[int, Tensor] = {}
+            if self.problem.call is not None:
+                self._check_unchanged(None)
+                assert self.ambient is not None
+                stack.enter_context(self.ambient.again())
+                buffers = stack.enter_context(fresh_modules(self.problem.f))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            return self._record(recorder, side, buffers)
+
+    def _record(self, recorder: Recorder, side: Side, buffers: dict[int, Tensor]) -> Program:
+        program = recorder.program
+        fresh = self.problem.call is not None
+        leaves = tuple(map(_apart, self._leaves)) if fresh else self._leaves
+        points = tuple(recorder.view(leaf) for leaf in leaves)
+        space = self.rows if side == "reverse" else self.columns
+        seeds = tuple(torch.ones(leaf.shape, dtype=leaf.dtype, device=leaf.device) for leaf in space.leaves)
+        cotangents = tuple(recorder.view(seed) for seed in seeds)
+        program.captured.clear()
+        with Escapes(program), recorder:
+            if side == "forward":
+                answers: Sequence[Tensor | None] = _jvp(self, leaves, seeds)
+            else:
+                results = self._results
+                if fresh:
+                    given = tuple(leaf.clone() for leaf in leaves) if self.writes_inputs else leaves
+                    value, _ = evaluate(self.problem, given)
+                    results = tuple(Space.of(value, integers=True).flatten(value))
+                if tuple(result.shape for result in results) != self.outputs.shapes:
+                    raise NotRecordable("the function returned other shapes when it ran again")
+                answers = torch.autograd.grad(
+                    [results[index] for index in self.live_outputs],
+                    [leaves[index] for index in self.live_inputs],
+                    seeds,
+                    retain_graph=not fresh,
+                    allow_unused=True,
+                )
+        program.points, program.seeds = points, cotangents
+        program.answers = as_views(recorder, answers)
+        ends = self.columns if side == "reverse" else self.rows
+        program.sizes_of_answers = tuple(leaf.numel for leaf in ends.leaves)
+        for index, tensor in program.captured.items():
+            program.captured[index] = program.tensors[index] = buffers.get(id(tensor), tensor)
+        return program
+
     def _pullback_of_seed(self) -> tuple[Tensors, Tensors]:
         if self._seed_gradient is None:
             with torch.inference_mode(False), torch.enable_grad():
@@ -198,6 +252,53 @@ class Recorded(Linearization):
                 self.notes.append(
                     f"the function also uses {leaf.name} beside its argument (a closure); that part is not in J"
                 )
+
+
+class Deferred(Linearization):
+    """A function at a point where it need not be evaluated yet: its Spaces are known from another point.
+
+    Args:
+        problem: The function and the point.
+        like: The same function at another point, with the same shapes.
+    """
+
+    def __init__(self, problem: Problem, like: Recorded) -> None:
+        self.problem = problem
+        self.inputs, self.outputs = problem.inputs, like.outputs
+        self.live_inputs, self.live_outputs = like.live_inputs, like.live_outputs
+        self.create_graph = like.create_graph
+        self.notes = list(like.notes)
+        self._real: Linearization | None = None
+
+    @property
+    def real(self) -> Linearization:
+        """The function evaluated, when first asked for."""
+        if self._real is None:
+            self._real = linearize(self.problem, create_graph=self.create_graph)
+            if (self._real.outputs.shapes, self._real.live_outputs) != (self.outputs.shapes, self.live_outputs):
+                raise GraphError(
+                    "the function returned something else here than where it was prepared",
+                    got=f"{self._real.outputs.describe()}, prepared for {self.outputs.describe()}",
+                    fix="pb.jacobian(f, x) at this point, or prepare again",
+                )
+        return self._real
+
+    @property
+    def value(self) -> Any:
+        """The function's value, for which it is evaluated."""
+        return self.real.value
+
+    @property
+    def aux(self) -> Any:
+        """What the function returned beside it."""
+        return self.real.aux
+
+    @property
+    def kernels(self) -> dict[str, Pass]:
+        return self.real.kernels
+
+    def pull(self, cotangents: Tensors) -> Tensors:
+        return self.real.pull(cotangents)
 
 
 class Transformed(Linearization):
@@ -361,6 +462,12 @@ def _independent(leaf: Tensor, *, connected: bool) -> Tensor:
     if connected and leaf.requires_grad:
         return leaf.view_as(leaf)
     return leaf.detach().requires_grad_()
+
+
+def _apart(leaf: Tensor) -> Tensor:
+    """The same numbers as a leaf without a graph, whose elements do not share memory."""
+    leaf = leaf.detach()
+    return (leaf.contiguous() if 0 in leaf.stride() else leaf).requires_grad_()
 
 
 def _dense_or_zero(gradient: Tensor | None, like: Tensor) -> Tensor:

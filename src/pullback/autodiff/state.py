@@ -60,8 +60,12 @@ class Ambient:
 
 
 @contextlib.contextmanager
-def fresh_modules(f: Any) -> Iterator[None]:
-    """Let the modules that f holds work on copies of their buffers, and forget what they set on themselves."""
+def fresh_modules(f: Any) -> Iterator[dict[int, Tensor]]:
+    """Let the modules that f holds work on copies of their buffers, and forget what they set on themselves.
+
+    Yields:
+        For each copy, by its ``id``, the buffer that it stands for.
+    """
     modules = {id(part): part for module in held_by(f).modules for part in module.modules()}.values()
     before = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
     copies: dict[int, Tensor] = {}
@@ -70,7 +74,9 @@ def fresh_modules(f: Any) -> Iterator[None]:
             for name, buffer in buffers.items():
                 if buffer is not None:
                     module._buffers[name] = copies.setdefault(id(buffer), buffer.clone())
-        yield
+        every = [buffer for _, _, buffers in before for buffer in buffers.values() if buffer is not None]
+        originals = {id(buffer): buffer for buffer in every}
+        yield {id(copy): originals[key] for key, copy in copies.items()}
     finally:
         for module, attributes, buffers in before:
             _restore(module, attributes, buffers)

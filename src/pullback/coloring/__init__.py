@@ -11,7 +11,7 @@ One file is one idea:
 - ``check``: slow and obvious judges.
 """
 
-from pullback.coloring.bidirectional import color_bidirectional
+from pullback.coloring.bidirectional import bidirectional_bound, color_bidirectional
 from pullback.coloring.columns import color_columns, color_rows, column_bound, row_bound
 from pullback.coloring.recover import recover_bidirectional, recover_direct
 from pullback.coloring.substitute import Substitution, substitution
@@ -19,6 +19,7 @@ from pullback.coloring.symmetric import color_symmetric
 
 __all__ = [
     "Substitution",
+    "bidirectional_bound",
     "color_bidirectional",
     "color_columns",
     "color_rows",

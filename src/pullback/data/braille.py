@@ -6,12 +6,11 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pullback.data.space import one_line
 from pullback.errors import ArgumentError, StrategyError, ValueMismatch
 
-Indices = npt.NDArray[np.signedinteger[Any]]
+Indices = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
 # The bit of each dot of a character, as Unicode numbers them.
 DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
@@ -70,7 +69,7 @@ def dots(shape: tuple[int, int], high: int, wide: int) -> tuple[int, int]:
     return high, -(-n * high // m)
 
 
-def scaled(indices: Indices, size: int, target: int) -> npt.NDArray[np.int64]:
+def scaled(indices: Indices, size: int, target: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Positions out of ``size`` as positions out of ``target``, rounded down."""
     return indices.astype(np.int64) * target // size
 
@@ -128,7 +127,7 @@ def _thinned(rows: Indices, columns: Indices, shape: tuple[int, int]) -> tuple[I
     return rows[kept], columns[kept]
 
 
-def _colors(coloring: Any, shape: tuple[int, int]) -> tuple[str, npt.NDArray[np.int64]]:
+def _colors(coloring: Any, shape: tuple[int, int]) -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:
     """The axis of a colouring and its colours, one for each row or column; one without an axis colours columns.
 
     Raises:
@@ -152,7 +151,7 @@ def _colors(coloring: Any, shape: tuple[int, int]) -> tuple[str, npt.NDArray[np.
     return axis, colors.astype(np.int64)
 
 
-def _paint(colors: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def _paint(colors: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Red, green and blue for each colour: matplotlib's ten where these suffice, else hues far apart."""
     if colors.max(initial=-1) < 10:
         table = np.array(import_module("matplotlib").colormaps["tab10"].colors)[np.maximum(colors, 0)]

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 Axis = Literal["columns", "rows"]
 Kind = Literal["star", "acyclic"]
-Colors = NDArray[np.int32]
+Colors = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal, final, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from pullback.data.space import one_line
 from pullback.errors import ArgumentError, GraphError, PullbackError, ValueMismatch
 
 Scope = Literal["global", "local"]
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
 Explain = Callable[[int, int], str]
 
 # What a file says it is; a file of another kind or version is refused.
@@ -395,7 +395,7 @@ def _shape(shape: Any) -> tuple[int, int]:
     return m, n
 
 
-def _integers(values: Any, name: str) -> npt.NDArray[np.int64]:
+def _integers(values: Any, name: str) -> Int64s:
     try:
         array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     except ValueError:
@@ -409,7 +409,7 @@ def _integers(values: Any, name: str) -> npt.NDArray[np.int64]:
     return array.astype(np.int64, copy=False)
 
 
-def _check_rows(shape: tuple[int, int], indptr: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]) -> None:
+def _check_rows(shape: tuple[int, int], indptr: Int64s, indices: Int64s) -> None:
     """Refuse what are not the sorted rows of a matrix of this shape.
 
     Raises:

@@ -24,6 +24,7 @@ class Problem:
         tree: The tensors asked for, as the user gave them.
         inputs: Their Space.
         has_aux: Whether f returns ``(output, aux)``.
+        symmetric: Whether the Jacobian is symmetric: that of a gradient is.
     """
 
     call: Callable[[Any], Any] | None
@@ -31,6 +32,7 @@ class Problem:
     tree: Any
     inputs: Space
     has_aux: bool = False
+    symmetric: bool = False
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:

@@ -9,12 +9,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pullback.autodiff.linearize import Tensors
 from pullback.data.space import Leaf, Space
 from pullback.errors import MemoryLimitError, StrategyError
+from pullback.executors.local import Route, Run, routes
 from pullback.jacobian.passes import Passes
 from pullback.jacobian.verify import Disagreement, precise, random_vector
 from pullback.plan import Plan, choose
-from pullback.strategies.base import STRATEGIES, Bid, Facts, Grid, Want
+from pullback.strategies.base import STRATEGIES, Bid, Facts, Grid, Strategy, Want
 from pullback.strategies.blocks import common_lead
 
 # Without a limit of the user's, a result of this size is never refused: asking how much memory is free would
@@ -22,16 +24,28 @@ from pullback.strategies.blocks import common_lead
 SMALL = 2**20
 
 
-def facts_of(passes: Passes, want: Want, *, holomorphic: bool) -> Facts:
+def facts_of(passes: Passes, want: Want, strategy: str = "auto", *, holomorphic: bool) -> Facts:
     """What the strategies are told about a linearization."""
     lin = passes.linearization
-    return Facts(want, lin.rows, lin.columns, holomorphic, passes.no_forward, partial(mixing, passes))
+    return Facts(
+        want,
+        lin.rows,
+        lin.columns,
+        holomorphic,
+        passes.no_forward,
+        partial(mixing, passes),
+        passes.structure,
+        passes.elsewhere,
+        strategy,
+        lin.problem.symmetric,
+        lin.create_graph,
+    )
 
 
 def plan_for(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) -> tuple[Facts, Plan]:
     """The bids of all strategies and the choice, before anything runs."""
     lin = passes.linearization
-    facts = facts_of(passes, want, holomorphic=holomorphic)
+    facts = facts_of(passes, want, strategy, holomorphic=holomorphic)
     shape = (lin.outputs.size, lin.inputs.size)
     if not facts.rows.size or not facts.columns.size:
         plan = Plan(want, shape, {}, notes=["every derivative is zero: there is nothing to run"])
@@ -60,7 +74,12 @@ def build(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) -> tu
         raise StrategyError(f"nothing can build this Jacobian as {want}", got=reasons, fix=_instead(want))
     for name in plan.order:
         offer = plan.bid(name)
-        if offer.side == "forward" and not plan.forward_works(facts):
+        if not offer.firm:
+            settled = plan.offers[name] = STRATEGIES.all()[name].settle(facts, offer)
+            if not isinstance(settled, Bid):
+                continue
+            offer = settled
+        if any(side == "forward" for side, _, _ in offer.parts) and not plan.forward_works(facts):
             continue
         plan.chosen = name
         _check_memory(passes, facts, offer)
@@ -78,34 +97,81 @@ def build(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) -> tu
     )
 
 
+def entries_of(built: Grid | Tensor | None, inputs: Space) -> Tensor:
+    """What :func:`build` gives for ``"sparse"``; no entries where every derivative is zero."""
+    if built is None:
+        return torch.zeros(0, dtype=inputs.dtype, device=inputs.device)
+    assert isinstance(built, Tensor)
+    return built
+
+
 def _carry_out(passes: Passes, facts: Facts, plan: Plan, offer: Bid) -> Grid | Tensor | None:
     """Run one strategy by its routes in turn, until one gives the right numbers."""
     chosen = STRATEGIES.all()[plan.chosen]
-    ways = passes.routes(offer.side)
-    while ways:
-        try:
-            answers, run = passes.execute(offer.side, ways, partial(chosen.seeds, facts, offer), offer.passes)
-        except Exception as error:
-            if offer.side == "reverse":
-                raise
-            passes.withdraw_forward(error)
-            ways = passes.routes("forward")
-            continue
-        assert run.route is not None
-        for note in run.notes:
-            plan.note(note)
-        plan.route, plan.chunks = run.route.name, run.chunks
-        ways = ways[ways.index(run.route) + 1 :]
+    skip = 0
+    while True:
+        answers: list[Tensor] = []
+        plan.route, plan.chunks = "", []
+        route: Route | None = None
+        after = ""
+        for part in range(len(offer.parts)):
+            found, run, following = _run_part(passes, facts, chosen, offer, part, skip)
+            answers.extend(found)
+            route, after = run.route, after or following
+            assert route is not None
+            for note in run.notes:
+                plan.note(note)
+            plan.route += (" + " if plan.route else "") + route.name
+            plan.chunks += run.chunks
         result = chosen.recover(facts, offer, answers)
-        is_plain = plan.chosen == "rows" and not run.route.at_once
+        is_plain = plan.chosen == "rows" and route is not None and not route.at_once
         wrong = _verify(passes, facts, plan, offer, result, is_plain=is_plain)
         if wrong is None:
             return result
-        following = plan.order[plan.order.index(plan.chosen) + 1 :]
-        instead = ways[0].name if ways else following[0] if following else "nothing"
-        way = f"{plan.chosen} ({run.route.name})"
+        cheapest = plan.order[plan.order.index(plan.chosen) + 1 :]
+        instead = after or (cheapest[0] if cheapest else "nothing")
+        way = f"{plan.chosen} ({plan.route})"
         passes.report(f"{way} disagrees with a plain reverse pass {wrong}", instead, doubtful=wrong.doubtful)
-    return None
+        if not after:
+            return None
+        skip += 1
+
+
+def _run_part(
+    passes: Passes, facts: Facts, chosen: Strategy, offer: Bid, part: int, skip: int
+) -> tuple[Tensors, Run, str]:
+    """Run the passes of a bid that go to one side.
+
+    Args:
+        passes: The passes of the linearization.
+        facts: What the strategy bid on.
+        chosen: The strategy.
+        offer: Its bid.
+        part: Which part of the bid.
+        skip: How many routes gave wrong numbers before.
+
+    Returns:
+        The answers, what was done, and the route after that, or ``""``.
+    """
+    side, start, stop = offer.parts[part]
+    through = chosen.kernels(facts, offer, part)
+    while True:
+        ways = routes(through[0]) if through else passes.routes(side)
+        ways = ways[min(skip, len(ways) - 1) :]
+
+        def seeds(a: int, b: int) -> Tensors:
+            return chosen.seeds(facts, offer, start + a, start + b)
+
+        try:
+            found, run = passes.execute(side, ways, seeds, stop - start, through[1] if through else None)
+        except Exception as error:
+            if side == "reverse":
+                raise
+            passes.withdraw_forward(error)
+            continue
+        assert run.route is not None
+        rest = ways[ways.index(run.route) + 1 :]
+        return found, run, rest[0].name if rest else ""
 
 
 def _verify(
@@ -124,13 +190,17 @@ def _verify(
         plan.checked = "by construction: plain reverse passes"
         return None
     way = f"{facts.want} by {plan.chosen}: {plan.route}"
-    if not offer.lead and verifier.recall(way):
+    # A pattern is found anew each time, and what rests on it is verified each time.
+    if not offer.lead and facts.want != "sparse" and verifier.recall(way):
         plan.checked = "before, for this function and these shapes"
         return None
     seed, expected = verifier.probe
     if facts.holomorphic:
         expected = tuple(part.conj() for part in expected)
-    if isinstance(result, Tensor):
+    if facts.want == "sparse":
+        assert isinstance(result, Tensor)
+        found, scale = _seed_times_entries(seed, result, facts)
+    elif isinstance(result, Tensor):
         found, scale = _seed_times_blocks(seed, result, facts)
     else:
         found, scale = _seed_times_grid(seed, result, facts.columns.leaves)
@@ -139,6 +209,28 @@ def _verify(
         verifier.learn(way)
         plan.checked = "a random seed times J equals a plain reverse pass"
     return wrong
+
+
+def verify_entries(passes: Passes, facts: Facts, values: Tensor) -> Disagreement | None:
+    """Where the entries of a pattern disagree with a plain reverse pass, if they do."""
+    seed, expected = passes.verifier.probe
+    found, scale = _seed_times_entries(seed, values, facts)
+    return passes.verifier.disagreement(found, scale, expected)
+
+
+def _seed_times_entries(seed: Sequence[Tensor], values: Tensor, facts: Facts) -> tuple[list[Tensor], list[Tensor]]:
+    structure = facts.structure()
+    assert not isinstance(structure, str)
+    row, column = structure.coordinates(values.device)
+    exact = precise(values.detach())
+    weights = facts.rows.join([precise(part.real if part.is_complex() else part).flatten() for part in seed])
+    terms = exact * weights.to(exact.dtype)[row]
+    total = torch.zeros(facts.columns.size, dtype=exact.dtype, device=exact.device).index_add(0, column, terms)
+    squares = torch.zeros(facts.columns.size, dtype=exact.abs().dtype, device=exact.device)
+    squares = squares.index_add(0, column, exact.abs().square())
+    size = float(torch.linalg.vector_norm(weights)) / max(facts.rows.size, 1) ** 0.5
+    scale = squares.sqrt() * size
+    return [total[leaf.slice] for leaf in facts.columns.leaves], [scale[leaf.slice] for leaf in facts.columns.leaves]
 
 
 def _seed_times_grid(seed: Sequence[Tensor], grid: Grid, columns: Sequence[Leaf]) -> tuple[list[Tensor], list[Tensor]]:

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
 from pullback.autodiff.linearize import Linearization, Tensors
+from pullback.data.pattern import Pattern
 from pullback.data.space import Form, Space
 from pullback.errors import ArgumentError, GraphError, StrategyError, ValueMismatch
 from pullback.executors.local import LocalExecutor
 from pullback.executors.memory import parse_bytes
 from pullback.jacobian import spectrum
-from pullback.jacobian.build import build, plan_for
+from pullback.jacobian.build import build, entries_of, plan_for
 from pullback.jacobian.operator import Operator
 from pullback.jacobian.passes import Passes
+from pullback.jacobian.sparse import assemble, check_layout, full_pattern
 from pullback.jacobian.verify import Verifier, precise
 from pullback.plan import Plan, check_name
-from pullback.strategies.base import Grid
+from pullback.strategies.base import STRATEGIES, Grid, Want
+
+if TYPE_CHECKING:
+    from pullback.jacobian.preparation import Call
+    from pullback.sparsity.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Options:
     verify: bool = True
     strict: bool = False
     holomorphic: bool = False
+    local: bool = False
 
     def __post_init__(self) -> None:
         if self.memory is not None:
@@ -46,29 +53,39 @@ class Jacobian(Operator):
     """The Jacobian of a function at a point, as an operator: ``(m, n)`` for m output and n input elements.
 
     Nothing is differentiated until it is asked for. ``J @ v`` and ``J.T @ u`` take one pass each; :meth:`dense`,
-    :meth:`matrix` and :meth:`blocks` build it by the cheapest way, which :meth:`plan` shows.
-
-    Attributes:
-        value: The function's value at the point, in the structure it returned.
-        aux: What the function returned beside it, with ``has_aux=True``.
+    :meth:`matrix`, :meth:`sparse` and :meth:`blocks` build it by the cheapest way, which :meth:`plan` shows.
     """
 
-    def __init__(self, linearization: Linearization, options: Options) -> None:
+    def __init__(self, linearization: Linearization, options: Options, prepared: Call | None = None) -> None:
         self._lin = linearization
+        self._prepared = prepared
         self._options = options
-        self.value = linearization.value
-        self.aux = linearization.aux
         self._passes = Passes(
             linearization,
             LocalExecutor(options.memory, options.progress),
             Verifier(linearization, options.verify),
             options.strict,
+            options.local,
         )
         self._plan: Plan | None = None
+        self._pattern: Pattern | None = None
+        if prepared is not None:
+            self._passes.take(prepared.preparation.structure)
+            self._pattern = prepared.preparation.pattern
         if options.holomorphic:
             _check_all_complex(linearization)
         if options.strict:
             _check_all_live(linearization)
+
+    @property
+    def value(self) -> Any:
+        """The function's value at the point, in the structure it returned."""
+        return self._lin.value
+
+    @property
+    def aux(self) -> Any:
+        """What the function returned beside it, with ``has_aux=True``."""
+        return self._lin.aux
 
     @property
     def inputs(self) -> Space:
@@ -189,6 +206,68 @@ class Jacobian(Operator):
             parts.append(rows[torch.arange(len(index), device=rows.device), index.to(rows.device)])
         return torch.cat(parts) if parts else self.matrix().diagonal()
 
+    @property
+    def pattern(self) -> Pattern:
+        """Where J can be non-zero, found from the program; valid for every x that takes the same branches.
+
+        ``print(J.pattern)`` draws it, ``J.pattern.explain(i, j)`` says why an entry is there. With ``local=True`` it
+        is the pattern at this x.
+
+        Raises:
+            StrategyError: The program cannot be seen (inside a torch.func transform, or where numbers leave torch).
+
+        >>> import torch, pullback as pb
+        >>> pb.jacobian(lambda x: x[1:] * x[:-1], torch.ones(4)).pattern
+        Pattern(3 x 4, 6 nonzeros, density 50%, global)
+        """
+        found = self._structure()
+        if isinstance(found, str):
+            raise StrategyError(
+                "the zeros of this Jacobian cannot be found from its program",
+                got=found,
+                fix="J.sparse() still works, from dense rows; J.dense() has every entry",
+            )
+        if self._pattern is None:
+            self._pattern = full_pattern(self._lin, found)
+        return self._pattern
+
+    def sparse(self, layout: str = "csr", *, blocksize: tuple[int, int] | None = None) -> Any:
+        """J as a sparse matrix ``(m, n)``: the pattern's entries, a few compressed passes for all of them.
+
+        Entries that the pattern holds are stored, also where they happen to be zero at this x.
+
+        Args:
+            layout: ``"csr"``, ``"csc"``, ``"coo"`` or ``"bsr"`` for a torch tensor on the inputs' device, ``"scipy"``
+                for a SciPy CSR array.
+            blocksize: With ``"bsr"``: height and width of the blocks; None: the largest that the pattern is made of.
+
+        Raises:
+            ValueMismatch: There is no such layout.
+            ArgumentError: A block size is given that is none.
+
+        Source: Gebremedhin, Manne, Pothen, "What Color Is Your Jacobian?", SIAM Review 47 (2005).
+
+        >>> import torch, pullback as pb
+        >>> J = pb.jacobian(lambda x: x[1:] * x[:-1], torch.tensor([1.0, 2.0, 3.0]))
+        >>> J.sparse().to_dense()
+        tensor([[2., 1., 0.],
+                [0., 3., 2.]])
+        """
+        check_layout(layout, blocksize)
+        found = self._structure()
+        if isinstance(found, str):
+            matrix = self.matrix()
+            self.plan().note(f"the pattern is that of the numbers: {found}")
+            pattern = Pattern.of(matrix)
+            return assemble(pattern, matrix[matrix != 0], layout, blocksize)
+        if self._prepared is not None:
+            values, plan = self._prepared.entries(self._passes)
+        else:
+            built, plan = self._build("sparse")
+            values = entries_of(built, self.inputs)
+        self._plan = plan
+        return assemble(self.pattern, values.to(self.inputs.dtype), layout, blocksize)
+
     def blocks(self) -> Tensor:
         """The per-example Jacobians ``(batch, m_i, n_i)`` of a batch whose examples do not mix.
 
@@ -198,8 +277,7 @@ class Jacobian(Operator):
         Raises:
             StrategyError: Examples mix (BatchNorm in training, say), or there is no batch dimension.
         """
-        found, plan = build(self._passes, "blocks", self._block_strategy(), holomorphic=self._options.holomorphic)
-        self._plan = plan
+        found, self._plan = self._build("blocks")
         if isinstance(found, Tensor) and self._all_live():
             return found
         return self._blocks_with_zeros(found)
@@ -235,8 +313,7 @@ class Jacobian(Operator):
         """``[k][j]``: a matrix for each output and input leaf, zeros for those that carry no graph."""
         if self._options.holomorphic:
             self._check_cauchy_riemann()
-        found, plan = build(self._passes, "matrix", self._options.strategy, holomorphic=self._options.holomorphic)
-        self._plan = plan
+        found, self._plan = self._prepared.grid(self._passes) if self._prepared is not None else self._build("matrix")
         live_outputs = {index: k for k, index in enumerate(self._lin.live_outputs)}
         live_inputs = {index: j for j, index in enumerate(self._lin.live_inputs)}
         grid: Grid = []
@@ -250,6 +327,10 @@ class Jacobian(Operator):
                     blocks.append(torch.zeros((row.numel, column.numel), dtype=column.dtype, device=column.device))
             grid.append(blocks)
         return grid
+
+    def _structure(self) -> Structure | str:
+        """The structure of the live part; where nothing is live, that of nothing."""
+        return self._passes.structure()
 
     def _all_live(self) -> bool:
         return len(self._lin.live_inputs) == len(self.inputs.leaves) and len(self._lin.live_outputs) == len(
@@ -275,8 +356,11 @@ class Jacobian(Operator):
             result[:, rows[:, None].to(result.device), columns.to(result.device)] = found
         return result
 
-    def _block_strategy(self) -> str:
-        return "auto" if self._options.strategy in {"rows", "columns"} else self._options.strategy
+    def _build(self, want: Want) -> tuple[Grid | Tensor | None, Plan]:
+        """Build by the strategy that was asked for, where it gives what is wanted."""
+        name = self._options.strategy
+        able = name == "auto" or want in STRATEGIES.all()[name].gives
+        return build(self._passes, want, name if able else "auto", holomorphic=self._options.holomorphic)
 
     def _elementwise(self) -> bool:
         """Whether inputs and outputs are one tensor of the same shape whose elements do not mix."""

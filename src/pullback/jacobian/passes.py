@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from pullback.errors import PullbackError, VerificationError, warn
 from pullback.executors.local import LocalExecutor, Route, Run, first_line, routes
 from pullback.executors.memory import is_out_of_memory
 from pullback.jacobian.verify import Disagreement, Verifier, inner, precise, random_vector
+
+if TYPE_CHECKING:
+    from pullback.sparsity.structure import Structure
 
 TIMED_PASSES = 8
 # One tangent lets a small error pass by luck; two let it pass with the square of that chance.
@@ -32,6 +36,8 @@ class Passes:
         executor: Where stacks of passes run.
         verifier: What holds their results against a plain reverse pass.
         strict: Raise on a disagreement instead of taking the next way.
+        local: Whether a pattern need hold at this point only.
+        free: The ids of other tensors whose numbers may differ where a pattern is to hold.
         notes: What was substituted.
     """
 
@@ -39,9 +45,33 @@ class Passes:
     executor: LocalExecutor
     verifier: Verifier
     strict: bool
+    local: bool = False
+    free: frozenset[int] = frozenset()
     notes: list[str] = field(default_factory=list)
     _forward: dict[str, Pass] | None = field(default=None, init=False)
     _withdrawn: set[str] = field(default_factory=set, init=False)
+    _structure: Structure | str | None = field(default=None, init=False)
+    _elsewhere: bool = field(default=False, init=False)
+
+    def structure(self) -> Structure | str:
+        """Where the Jacobian can be non-zero, found when first asked for; or why that cannot be seen."""
+        if self._structure is None:
+            from pullback.jacobian.structure import find  # noqa: PLC0415  it needs SciPy
+
+            self._structure = find(self.linearization, local=self.local, free=self.free)
+            if not isinstance(self._structure, str):
+                self.verifier.coarsest = self._structure.roundoff
+        return self._structure
+
+    def take(self, found: Structure | str) -> None:
+        """Rely on a structure that was found at another point."""
+        self._structure = found
+        self._elsewhere = True
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the structure was found at another point."""
+        return self._elsewhere
 
     def pull(self, cotangents: Tensors) -> Tensors:
         """One plain reverse pass: ``uᵀJ``, a tensor for each input."""
@@ -119,12 +149,18 @@ class Passes:
             self.report(text, ways[0].name, doubtful=wrong.doubtful)
 
     def execute(
-        self, side: Side, ways: Sequence[Route], seeds: Callable[[int, int], Tensors], total: int
+        self,
+        side: Side,
+        ways: Sequence[Route],
+        seeds: Callable[[int, int], Tensors],
+        total: int,
+        answer: Space | None = None,
     ) -> tuple[Tensors, Run]:
-        """Run many passes on the live inputs and outputs by the first route that works."""
+        """Run many passes by the first route that works: to the live inputs or outputs, or to another Space."""
         lin = self.linearization
-        answer = lin.columns if side == "reverse" else lin.rows
-        known = f"bytes of a {side} pass"
+        known = f"bytes of a {side} pass" + ("" if answer is None else f" to {answer.size}")
+        if answer is None:
+            answer = lin.columns if side == "reverse" else lin.rows
         found, run = self.executor.run(
             ways,
             seeds,

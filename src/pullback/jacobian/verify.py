@@ -60,10 +60,12 @@ class Verifier:
     Attributes:
         linearization: The point and its passes.
         active: Whether anything is verified at all.
+        coarsest: The unit roundoff of the coarsest dtype on the way, where it is known to be coarser than the ends'.
     """
 
     linearization: Linearization
     active: bool
+    coarsest: float = field(default=0.0, init=False)
     _probe: tuple[Tensors, Tensors] | None = field(default=None, init=False)
     _noise: list[float] | None = field(default=None, init=False)
 
@@ -156,12 +158,17 @@ class Verifier:
     def tolerance(self) -> float:
         """The largest relative error that rounding explains, from the coarsest dtype."""
         lin = self.linearization
-        return tolerance_of(lin.rows.leaves + lin.columns.leaves)
+        return tolerance_at(max(roundoff_of(lin.rows.leaves + lin.columns.leaves), self.coarsest))
 
 
 def tolerance_of(leaves: Sequence[Leaf]) -> float:
     """The largest relative error that rounding explains, from the coarsest dtype of some leaves."""
-    return min(COARSEST, SLACK * math.pow(roundoff_of(leaves), 2 / 3))
+    return tolerance_at(roundoff_of(leaves))
+
+
+def tolerance_at(roundoff: float) -> float:
+    """The largest relative error that rounding to this unit explains."""
+    return min(COARSEST, SLACK * math.pow(roundoff, 2 / 3))
 
 
 def roundoff_of(leaves: Sequence[Leaf]) -> float:

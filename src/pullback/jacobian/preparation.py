@@ -1,0 +1,291 @@
+"""Preparation: a Jacobian's structure, plan and kernel, found at one point and used at others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pullback.autodiff.linearize import Recorded, Tensors
+from pullback.autodiff.program import NotRecordable, where
+from pullback.autodiff.replay import laid_like
+from pullback.errors import StrategyError, VerificationError, warn
+from pullback.jacobian.build import build, entries_of, facts_of, verify_entries
+from pullback.jacobian.guards import Guards
+from pullback.jacobian.passes import Passes
+from pullback.jacobian.sparse import full_pattern
+from pullback.plan import Plan, choose
+from pullback.sparsity.structure import Structure
+from pullback.strategies.base import STRATEGIES, Facts, Grid
+from pullback.strategies.compressed import Compressed, Sender, spread
+
+Values = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+
+
+@dataclass
+class Kernel:
+    """A strategy's passes through a recorded program, and the entries picked from their answers.
+
+    Attributes:
+        captured: The tensors that the program found outside when it was recorded.
+        run: ``(points, captured) -> entries``.
+        name: How it runs, for the plan.
+    """
+
+    captured: tuple[Tensor, ...]
+    run: Values
+    name: str
+
+    @classmethod
+    def of(cls, senders: Sequence[Sender], seeds: Sequence[Tensors], pick: Callable[[list[Tensor]], Tensor]) -> Kernel:
+        """The kernel as torch runs it, operation after operation.
+
+        Args:
+            senders: How each part of the passes runs.
+            seeds: The seeds of each part, stacked.
+            pick: The entries from all answers.
+        """
+        counts = [len(sender.graph.captured) for sender in senders]
+
+        def run(points: Sequence[Tensor], captured: Sequence[Tensor]) -> Tensor:
+            answers: list[Tensor] = []
+            start = 0
+            for sender, stacks, count in zip(senders, seeds, counts, strict=True):
+                one = sender.one(sender.graph.coefficients(*points, *captured[start : start + count]))
+                start += count
+                if stacks and stacks[0].shape[0] == 1:
+                    answers.extend(answer[None] for answer in one(tuple(stack[0] for stack in stacks)))
+                elif stacks:
+                    answers.extend(torch.func.vmap(one, randomness="same")(stacks))
+            return pick(answers)
+
+        every = tuple(tensor for sender in senders for tensor in sender.graph.captured)
+        return cls(every, run, "recorded program")
+
+    def compiled(self, points: Sequence[Tensor]) -> Kernel:
+        """The kernel as one function compiled by torch.compile."""
+        from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415  heavy, and for this only
+
+        with torch.no_grad():
+            flat = make_fx(self.run)(list(points), list(self.captured))
+        function = torch.compile(flat, dynamic=False, fullgraph=True)
+        return Kernel(self.captured, function, f"{self.name}, compiled")
+
+    def __call__(self, points: Sequence[Tensor], captured: Sequence[Tensor]) -> Tensor:
+        with torch.no_grad():
+            return self.run(list(points), list(captured))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A preparation at one call.
+
+    Attributes:
+        preparation: The preparation.
+        captured: The tensors that the program finds outside, at this call.
+        suspicious: Whether something has changed that may matter: then the entries are verified.
+    """
+
+    preparation: Preparation
+    captured: tuple[Tensor, ...]
+    suspicious: bool
+
+    def entries(self, passes: Passes) -> tuple[Tensor, Plan]:
+        """The entries of the pattern, and how they were made."""
+        return self.preparation.entries(passes, self.captured, suspicious=self.suspicious)
+
+    def grid(self, passes: Passes) -> tuple[Grid, Plan]:
+        """The entries among zeros: a matrix for each live output and input."""
+        values, plan = self.entries(passes)
+        return spread(facts_of(passes, "sparse", holomorphic=False), self.preparation.structure, values), plan
+
+
+class Preparation:
+    """What was found at one point and holds at others.
+
+    Args:
+        passes: The passes at the point.
+        args: All arguments of the function there.
+        strategy: The strategy's name, or ``"auto"``.
+        compile: Whether to compile the kernel, where that is faster.
+        every: Hold the entries against a plain reverse pass at the first call, and at every so many-th; 0: never.
+    """
+
+    def __init__(
+        self, passes: Passes, args: tuple[Any, ...], strategy: str, *, compile: bool, every: int | None
+    ) -> None:
+        lin = passes.linearization
+        found = passes.structure()
+        assert isinstance(lin, Recorded)
+        assert isinstance(found, Structure)
+        self.structure = found
+        self.pattern = full_pattern(lin, found)
+        self.like = lin
+        self._strategy = strategy
+        self._every = every
+        self._calls = 0
+        facts = facts_of(passes, "sparse", holomorphic=False)
+        self.plan = choose(facts, self.pattern.shape, strategy, passes.seconds)
+        for note in (*lin.notes, *passes.notes, *found.notes):
+            self.plan.note(note)
+        self._kernel, why = self._make_kernel(facts, args)
+        self.no_replay = why
+        if why:
+            self.plan.note(f"the program is not replayed, the function is called at each point: {why}")
+        if compile:
+            self._compile(lin.problem.leaves)
+
+    def at(self, args: tuple[Any, ...]) -> Call:
+        """The preparation at a call, after its arguments were checked.
+
+        Raises:
+            GuardError: It does not hold there.
+        """
+        return Call(self, *self.guards.admit(args))
+
+    def entries(self, passes: Passes, captured: Sequence[Tensor], *, suspicious: bool) -> tuple[Tensor, Plan]:
+        """The entries of the pattern at another point, and how they were made."""
+        self._calls += 1
+        plan = replace(self.plan, notes=list(self.plan.notes), chunks=[])
+        points = tuple(
+            laid_like(point, view.shape, view.stride)
+            for point, view in zip(passes.linearization.problem.leaves, self.structure.program.points, strict=True)
+        )
+        if suspicious and not passes.verifier.active:
+            raise self.guards.refuse_values()
+        if self.guards.watched:
+            self.guards.check_course(self._course(points, captured))
+        if self._kernel is None:
+            return self._build_with_care(passes) if suspicious else _build(passes, self._strategy)
+        values = self._kernel(points, captured)
+        plan.route, plan.chunks = self._kernel.name, [plan.passes]
+        due = self._every is not None and (self._calls == 1 or (self._every and self._calls % self._every == 0))
+        if (due or suspicious) and passes.verifier.active:
+            facts = facts_of(passes, "sparse", holomorphic=False)
+            wrong = verify_entries(passes, facts, values)
+            if wrong is not None and suspicious:
+                raise self.guards.refuse_values()
+            if wrong is not None:
+                return self._distrust(passes, f"{plan.route} disagrees with a plain reverse pass {wrong}")
+            self.guards.accept_values()
+            plan.checked = "a random seed times J equals a plain reverse pass"
+        return values, plan
+
+    def _build_with_care(self, passes: Passes) -> tuple[Tensor, Plan]:
+        """The function itself is called, and something has changed that the pattern may rest on."""
+        try:
+            found = _build(passes, self._strategy)
+        except StrategyError as error:
+            raise self.guards.refuse_values() from error
+        self.guards.accept_values()
+        return found
+
+    def _distrust(self, passes: Passes, wrong: str) -> tuple[Tensor, Plan]:
+        """The kernel gave wrong numbers: call the function itself, now and from now on."""
+        text = f"{wrong}; Pullback calls the function itself instead"
+        if passes.strict:
+            raise VerificationError(
+                "a prepared Jacobian disagrees with a plain reverse pass", got=wrong, fix="prepare again at this point"
+            )
+        warn(text)
+        self._kernel, self.no_replay = None, wrong
+        self.plan.note(text)
+        return _build(passes, "auto")
+
+    def _make_kernel(self, facts: Facts, args: tuple[Any, ...]) -> tuple[Kernel | None, str]:
+        """The kernel of the chosen strategy, or why there is none."""
+        program, chosen = self.structure.program, STRATEGIES.all()[self.plan.chosen]
+        offer = self.plan.bid(self.plan.chosen)
+        self.guards = Guards(self.like.problem.f, args, self.like.problem.leaves, ())
+        why = self.structure.about.no_replay
+        if why:
+            return None, why
+        if not isinstance(chosen, Compressed):
+            return None, f"{chosen.name} knows no recorded program"
+        try:
+            senders = chosen.senders(facts, self.structure)
+            graphs = [sender.graph for sender in senders] + [self.structure.course]
+        except (NotRecordable, KeyError) as error:
+            return None, f"the recorded program cannot be cut down: {error}"
+        about = self.structure.about
+        # The pattern and the constant factor rest on constants that no graph needs any more.
+        constants = [index for index, tensor in program.captured.items() if id(tensor) in about.constants]
+        captured = tuple(tensor for graph in graphs for tensor in graph.captured)
+        captured += tuple(program.captured[index] for index in constants)
+        literals = tuple(literal for graph in graphs for literal in graph.literals)
+        literals += tuple(index in program.literals for index in constants)
+        guards = Guards(
+            self.like.problem.f,
+            args,
+            self.like.problem.leaves,
+            captured,
+            literals,
+            tuple(id(tensor) in about.constants for tensor in captured),
+            tuple(about.watched),
+            tuple(program.tensors[view.tensor].detach().clone() for view in about.watched),
+            tuple(where(line) for line in about.lines),
+        )
+        if guards.unseen:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in guards.unseen[:3])
+            return None, f"tensors were used whose origin is not seen: shape {shapes}"
+        self.guards = guards
+        self._before_course = sum(len(graph.captured) for graph in graphs[:-1])
+        if not senders and offer.passes:
+            return None, f"{chosen.name} runs forward passes, which are not recorded"
+        seeds = [chosen.seeds(facts, offer, start, stop) for _, start, stop in offer.parts]
+
+        def pick(answers: list[Tensor]) -> Tensor:
+            return chosen.values(facts, offer, self.structure, answers)
+
+        return Kernel.of(senders if offer.passes else [], seeds, pick), ""
+
+    def _course(self, points: Sequence[Tensor], captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What the program's course depends on, at another point."""
+        graph = self.structure.course
+        own = captured[self._before_course : self._before_course + len(graph.captured)]
+        with torch.no_grad():
+            return tuple(graph.coefficients(*points, *own))
+
+    def _compile(self, points: Sequence[Tensor]) -> None:
+        """Take the compiled kernel where it gives the same numbers in less time."""
+        if self._kernel is None:
+            self.plan.note("not compiled: there is no recorded program to compile")
+            return
+        plain = self._kernel
+        try:
+            fast = plain.compiled(points)
+            want, have = plain(points, plain.captured), fast(points, plain.captured)
+        except Exception as error:  # whatever the compiler stumbles over, the kernel runs without it
+            self.plan.note(f"not compiled: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            return
+        if not torch.allclose(want, have, rtol=1e-3, equal_nan=True):
+            self.plan.note("not compiled: the compiled program gave other numbers")
+            return
+        slow, quick = _seconds(plain, points), _seconds(fast, points)
+        if quick < slow:
+            self._kernel = fast
+        self.plan.note(f"compiled {quick * 1e3:.2f} ms, not compiled {slow * 1e3:.2f} ms")
+
+
+def _build(passes: Passes, strategy: str) -> tuple[Tensor, Plan]:
+    built, plan = build(passes, "sparse", strategy, holomorphic=False)
+    return entries_of(built, passes.linearization.inputs), plan
+
+
+def _seconds(kernel: Kernel, points: Sequence[Tensor]) -> float:
+    best = float("inf")
+    for _ in range(TIMED_CALLS):
+        began = time.perf_counter()
+        kernel(points, kernel.captured)
+        if points and points[0].device.type not in {"cpu", "meta"}:
+            torch.accelerator.synchronize(points[0].device)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+# Compiled and not compiled are each timed so often, and the fastest counts.
+TIMED_CALLS = 5

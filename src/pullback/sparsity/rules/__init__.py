@@ -1,0 +1,1 @@
+"""One file for each family of operations; the registry finds them."""
