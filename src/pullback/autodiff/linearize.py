@@ -167,6 +167,8 @@ class Recorded(Linearization):
         Raises:
             NotRecordable: The pass cannot be seen as a program.
         """
+        if any(leaf.is_meta for leaf in self._leaves):
+            raise NotRecordable("meta tensors have no numbers to run a program with")
         recorder = Recorder(side)
         with contextlib.ExitStack() as stack:
             buffers: dict[int, Tensor] = {}

@@ -155,6 +155,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(tensor.is_meta for tensor in tensors_in((args, tuple(kwargs.values())))):
+            return func(*args, **kwargs)  # only the shape of something is worked out
         reads: list[View] = []
         seen_args = self._replace(args, reads)
         seen_kwargs = {name: self._replace(value, reads) for name, value in kwargs.items()}
@@ -163,6 +165,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = torch._C._current_autograd_node()
         number = torch._C._autograd._get_sequence_nr() - 1
         out = func(*args, **kwargs)
+        if any(tensor.is_meta for tensor in tensors_in(out)):
+            return out
         targets = [
             args[place] if isinstance(place, int) and place < len(args) else kwargs.get(str(place))
             for place in written_arguments(func)
@@ -281,6 +285,15 @@ def views_in(value: Any) -> Iterable[View]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from views_in(each)
+
+
+def tensors_in(value: Any) -> Iterable[Tensor]:
+    """The tensors in an argument or a result."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)
 
 
 def seeded_storages(program: Program) -> set[int]:

@@ -255,6 +255,10 @@ class Jacobian(Operator):
         """
         check_layout(layout, blocksize)
         found = self._structure()
+        if isinstance(found, str) and self._lin.transformed:
+            raise StrategyError(
+                "a sparse Jacobian cannot be made inside a torch.func transform", got=found, fix="J.dense() can"
+            )
         if isinstance(found, str):
             matrix = self.matrix()
             self.plan().note(f"the pattern is that of the numbers: {found}")

@@ -61,6 +61,7 @@ class Passes:
             self._structure = find(self.linearization, local=self.local, free=self.free)
             if not isinstance(self._structure, str):
                 self.verifier.coarsest = self._structure.roundoff
+                self.notes.extend(self._structure.notes)
         return self._structure
 
     def take(self, found: Structure | str) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.autodiff.linearize import Recorded, Tensors
+from pullback.autodiff.linearize import Pass, Recorded, Tensors, batched, looped
 from pullback.autodiff.program import NotRecordable, where
 from pullback.autodiff.replay import laid_like
 from pullback.errors import StrategyError, VerificationError, warn
+from pullback.executors.local import first_line
 from pullback.jacobian.build import build, entries_of, facts_of, verify_entries
 from pullback.jacobian.guards import Guards
 from pullback.jacobian.passes import Passes
@@ -41,13 +42,20 @@ class Kernel:
     name: str
 
     @classmethod
-    def of(cls, senders: Sequence[Sender], seeds: Sequence[Tensors], pick: Callable[[list[Tensor]], Tensor]) -> Kernel:
+    def of(
+        cls,
+        senders: Sequence[Sender],
+        seeds: Sequence[Tensors],
+        pick: Callable[[list[Tensor]], Tensor],
+        many: Callable[[Pass], Pass],
+    ) -> Kernel:
         """The kernel as torch runs it, operation after operation.
 
         Args:
             senders: How each part of the passes runs.
             seeds: The seeds of each part, stacked.
             pick: The entries from all answers.
+            many: How several passes are made of one: at once, or one by one.
         """
         counts = [len(sender.graph.captured) for sender in senders]
 
@@ -60,7 +68,7 @@ class Kernel:
                 if stacks and stacks[0].shape[0] == 1:
                     answers.extend(answer[None] for answer in one(tuple(stack[0] for stack in stacks)))
                 elif stacks:
-                    answers.extend(torch.func.vmap(one, randomness="same")(stacks))
+                    answers.extend(many(one)(stacks))
             return pick(answers)
 
         every = tuple(tensor for sender in senders for tensor in sender.graph.captured)
@@ -137,7 +145,7 @@ class Preparation:
         if why:
             self.plan.note(f"the program is not replayed, the function is called at each point: {why}")
         if compile:
-            self._compile(lin.problem.leaves)
+            self._compile(self.points(lin.problem.leaves))
 
     def at(self, args: tuple[Any, ...]) -> Call:
         """The preparation at a call, after its arguments were checked.
@@ -151,10 +159,7 @@ class Preparation:
         """The entries of the pattern at another point, and how they were made."""
         self._calls += 1
         plan = replace(self.plan, notes=list(self.plan.notes), chunks=[])
-        points = tuple(
-            laid_like(point, view.shape, view.stride)
-            for point, view in zip(passes.linearization.problem.leaves, self.structure.program.points, strict=True)
-        )
+        points = self.points(passes.linearization.problem.leaves)
         if suspicious and not passes.verifier.active:
             raise self.guards.refuse_values()
         if self.guards.watched:
@@ -174,6 +179,11 @@ class Preparation:
             self.guards.accept_values()
             plan.checked = "a random seed times J equals a plain reverse pass"
         return values, plan
+
+    def points(self, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The inputs in the memory layout that the program was recorded with."""
+        views = self.structure.program.points
+        return tuple(laid_like(leaf.detach(), view.shape, view.stride) for leaf, view in zip(leaves, views, strict=True))
 
     def _build_with_care(self, passes: Passes) -> tuple[Tensor, Plan]:
         """The function itself is called, and something has changed that the pattern may rest on."""
@@ -241,7 +251,18 @@ class Preparation:
         def pick(answers: list[Tensor]) -> Tensor:
             return chosen.values(facts, offer, self.structure, answers)
 
-        return Kernel.of(senders if offer.passes else [], seeds, pick), ""
+        if not offer.passes:
+            senders = []
+        why = ""
+        for many in (batched, looped):
+            kernel = Kernel.of(senders, seeds, pick, many)
+            try:
+                kernel(self.points(self.like.problem.leaves), captured)
+            except Exception as error:  # an operation that vmap, or a replay, does not know
+                why = f"the recorded program does not run again: {first_line(error)}"
+                continue
+            return kernel, ""
+        return None, why
 
     def _course(self, points: Sequence[Tensor], captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What the program's course depends on, at another point."""

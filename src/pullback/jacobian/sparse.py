@@ -38,7 +38,7 @@ def full_pattern(lin: Linearization, found: Structure) -> Pattern:
         (lin.outputs.size, lin.inputs.size),
         indptr,
         columns[found.pattern.indices],
-        fingerprint=fingerprint(found.program),
+        fingerprint=fingerprint(found),
         scope="local" if found.local else "global",
         _explain=explained,
     )
@@ -50,14 +50,18 @@ def assemble(pattern: Pattern, values: Tensor, layout: str, blocksize: tuple[int
     Args:
         pattern: Where.
         values: The entries, ``(nnz,)``.
-        layout: ``"csr"``, ``"csc"``, ``"coo"`` or ``"bsr"`` for a torch tensor, ``"scipy"`` for a SciPy CSR array.
+        layout: ``"csr"``, ``"csc"``, ``"coo"`` or ``"bsr"`` for a torch tensor, ``"scipy"`` for a SciPy CSR array
+            (half precision as float32).
         blocksize: For ``"bsr"``: the size of a block; None for the largest that the pattern is made of.
     """
     if layout == "scipy":
         import scipy.sparse  # noqa: PLC0415  only where it is asked for
 
+        numbers = values.detach().cpu().resolve_conj()
+        if numbers.dtype in {torch.bfloat16, torch.float16}:  # SciPy has no sparse arithmetic in half precision
+            numbers = numbers.float()
         return scipy.sparse.csr_array(
-            (values.detach().cpu().numpy(), pattern.indices.copy(), pattern.indptr.copy()), shape=pattern.shape
+            (numbers.numpy(), pattern.indices.copy(), pattern.indptr.copy()), shape=pattern.shape
         )
     crow, column = _index_tensors(pattern, values.device)
     matrix = compressed(crow, column, values, pattern.shape)
@@ -68,7 +72,14 @@ def assemble(pattern: Pattern, values: Tensor, layout: str, blocksize: tuple[int
         return torch.sparse_coo_tensor(torch.stack([row, column]), values, pattern.shape, is_coalesced=True)
     if layout == "csc":
         return matrix.to_sparse_csc()
-    return matrix.to_sparse_bsr(blocksize or block_size(pattern))
+    height, width = blocksize or block_size(pattern)
+    if pattern.shape[0] % height or pattern.shape[1] % width:
+        raise ValueMismatch(
+            "the blocks do not fill the matrix",
+            got=f"blocksize={(height, width)} for a matrix {pattern.shape[0]} x {pattern.shape[1]}",
+            fix="give divisors of its height and width, or leave blocksize out",
+        )
+    return matrix.to_sparse_bsr((height, width))
 
 
 def compressed(crow: Tensor, column: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -96,7 +96,8 @@ class Walk:
         def operand(view: View) -> Operand:
             value = self.trust.value(self.program, view)
             # Another mask would select another number of elements: what the program did then is guarded.
-            if value is None and is_deciding_mask(name, view):
+            current = self.program.versions[view.storage] == view.version
+            if value is None and current and is_deciding_mask(name, view):
                 value = self.program.tensors.get(view.tensor)
             return Operand(view.shape, view.dtype, sets.get(view), value)
 

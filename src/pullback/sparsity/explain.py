@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from pullback.autodiff.program import Program, Step, View, where
+from pullback.autodiff.replay import SAME
 from pullback.data.space import Leaf, Space
 from pullback.sparsity.call import RULES
 from pullback.sparsity.detect import Trust, Walk, base_name, is_alias
@@ -45,9 +47,9 @@ def explain(found: Structure, rows: Space, columns: Space, i: int, j: int) -> st
     last = ""
     for step in chain(found, i, j):
         text = _described(step)
-        if text != last:
+        if text != last and not _only_accumulates(step):
             lines.append(f"  → {text}")
-        last = text
+            last = text
     lines.append(f"  = {row}")
     return "\n".join(lines)
 
@@ -61,6 +63,8 @@ def chain(found: Structure, i: int, j: int) -> Iterator[Step]:
     seeds = {(seed.storage, seed.version) for seed in program.seeds}
     storage, version = view.storage, view.version
     position = _positions(view, program)[element]
+    looks = {result.tensor: step for step in program.steps if is_alias(step) for result in step.results}
+    yield from _looks(looks, view)
     while (storage, version) not in seeds:
         visit = visits.get((storage, version))
         if visit is None:
@@ -75,13 +79,27 @@ def chain(found: Structure, i: int, j: int) -> Iterator[Step]:
             return
         yield visit.step
         view, element = source
+        yield from _looks(looks, view)
         storage, version = view.storage, view.version
         position = _positions(view, program)[element]
 
 
-def fingerprint(program: Program) -> str:
-    """A text that differs for programs with other operations, shapes or constants in their arguments."""
-    digest = hashlib.sha256()
+def _looks(looks: dict[int, Step], view: View) -> Iterator[Step]:
+    """The views through which an operand was seen, the last first."""
+    tensor = view.tensor
+    while tensor in looks:
+        step = looks[tensor]
+        if step.op._schema.name not in SAME:
+            yield step
+        tensor = step.reads[0].tensor
+
+
+def fingerprint(found: Structure) -> str:
+    """A text that differs for programs with other operations, shapes or constants."""
+    digest, program = hashlib.sha256(), found.program
+    for index, tensor in sorted(program.captured.items()):
+        if id(tensor) in found.about.constants:
+            digest.update(f"t{index}{_numbers(tensor)}".encode())
     for step in program.steps:
         digest.update(f"{step.op}{_plain(step.args)}{_plain(tuple(step.kwargs.items()))}".encode())
     digest.update(repr([(view.shape, str(view.dtype)) for view in (*program.points, *program.seeds)]).encode())
@@ -149,12 +167,24 @@ def _place(space: Space, position: int) -> str:
     return leaf.name + (f"[{', '.join(str(int(each)) for each in index)}]" if leaf.shape else "")
 
 
+def _only_accumulates(step: Step) -> bool:
+    """Whether autograd itself adds up what came by several ways."""
+    return base_name(step.op) == "add" and not re.search("Add|Sub", step.node) and bool(step.node)
+
+
 def _described(step: Step) -> str:
     """A step in words: the operation whose derivative it is, its line, and what is written there."""
     name = re.sub(r"Backward\d*$", "", step.node.rpartition("::")[2]) or base_name(step.op)
     text = f"{name:<16} {where(step.line)}"
     source = linecache.getline(step.line.file, step.line.number).strip() if step.line else ""
     return f"{text}  {source}".rstrip()
+
+
+def _numbers(tensor: Tensor) -> str:
+    """The numbers of a tensor, as a digest."""
+    plain = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    bytes_of = plain.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(bytes_of).hexdigest()
 
 
 def _plain(value: object) -> str:
