@@ -1,1 +1,1 @@
-"""Benchmarks: what a seeded backward costs, what an import costs, and dense Jacobians against PyTorch's own."""
+"""Benchmarks: what a seeded backward and an import cost, and dense and sparse Jacobians against the peers."""

@@ -20,6 +20,7 @@ BUILTIN = {
     "SeedError": RuntimeError,
     "GraphError": RuntimeError,
     "StrategyError": RuntimeError,
+    "GuardError": RuntimeError,
     "VerificationError": RuntimeError,
     "MemoryLimitError": MemoryError,
 }

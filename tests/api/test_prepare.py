@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import pullback as pb
@@ -332,7 +332,7 @@ def right_or_refused(prepared: Any, f: Any, *args: Any, **options: Any) -> bool:
             warnings.simplefilter("ignore", PullbackWarning)
             found = prepared(*args).sparse()
     except GuardError as error:
-        assert "✗" in str(error)
+        assert "✗" in str(error)  # noqa: PT017
         return False
     close(found, dense(f, *args, **options))
     return True
@@ -397,7 +397,7 @@ def test_guard_item_and_loops():
     [
         lambda x: x[x > 0] ** 2,
         lambda x: torch.masked_select(x * x.flip(0), x > 0),
-        lambda x: (x[(x > 0).nonzero().flatten()] * x[0]),
+        lambda x: x[(x > 0).nonzero().flatten()] * x[0],
         lambda x: x.repeat_interleave((x.detach() > 0).long() + 1) ** 2,
         lambda x: torch.unique(x.detach().sign(), return_counts=True)[1].to(x.dtype).sum() * x,
     ],
@@ -528,6 +528,7 @@ def test_guard_the_same_tensor_twice():
 
 def test_guard_strides():
     """The numbers count, not how they lie in memory."""
+
     def f(x: Tensor) -> Tensor:
         return x.T.reshape(-1)[1:] * x.reshape(-1)[:-1]
 
@@ -566,6 +567,18 @@ def test_dropout_draws_at_each_call():
     assert len(found) > 1
 
 
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize("verify", [True, False])
+def test_no_graph_of_the_parameters_is_kept(p, verify):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Dropout(p), nn.Linear(3, 3)).double()
+    attention = nn.TransformerEncoderLayer(2, 1, 4, dropout=p).double()
+    for f, shape in ((net, (3,)), (lambda x: attention(x.reshape(3, 1, 2)), (6,))):
+        prepared = pb.prepare(f, randn(*shape), verify=verify)
+        for seed in range(2):
+            assert not prepared(randn(*shape, seed=seed)).sparse().requires_grad
+
+
 def test_batchnorm_in_training_updates_once():
     module = nn.BatchNorm1d(2).double()
     twin = copy.deepcopy(module)
@@ -591,7 +604,7 @@ def test_numbers_that_leave_torch():
     try:
         prepared = pb.prepare(f, randn(4))
     except StrategyError as error:
-        assert "numpy" in str(error)
+        assert "numpy" in str(error)  # noqa: PT017
         return
     for seed in range(3):
         close(prepared(randn(4, seed=seed)).sparse(), dense(f, randn(4, seed=seed)))
@@ -631,7 +644,9 @@ def test_a_function_that_counts_itself():
 # --- results ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("f", [product, lambda x: x.roll(1) - 2 * x, lambda x: x, lambda x: x.sign(), lambda x: x.sum()])
+@pytest.mark.parametrize(
+    "f", [product, lambda x: x.roll(1) - 2 * x, lambda x: x, lambda x: x.sign(), lambda x: x.sum()]
+)
 def test_results_do_not_share_memory(f):
     prepared = pb.prepare(f, randn(4))
     x = randn(4, seed=1)
@@ -762,7 +777,7 @@ def test_errors():
         pb.prepare(product, x, wrt=1)
     with pytest.raises(ArgumentError):
         pb.prepare(product, x, wrt="parameters")
-    with pytest.raises(StrategyError, match="inside a torch.func transform"):
+    with pytest.raises(StrategyError, match=r"inside a torch\.func transform"):
         torch.func.vmap(lambda z: pb.prepare(product, z)(z).sparse().to_dense())(randn(2, 3))
 
 
@@ -779,6 +794,6 @@ def test_what_does_not_depend_on_its_input():
     try:
         prepared = pb.prepare(lambda x: torch.ones(3, dtype=x.dtype), randn(2))
     except StrategyError as error:
-        assert "depends" in str(error)
+        assert "depends" in str(error)  # noqa: PT017
         return
     assert prepared(randn(2)).sparse().values().numel() == 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import pullback as pb
@@ -130,7 +130,9 @@ def test_layouts(layout, kind, dtype):
         with torch.sparse.check_sparse_tensor_invariants():
             make = torch.sparse_csr_tensor if layout == "csr" else torch.sparse_csc_tensor
             indices = (
-                (found.crow_indices(), found.col_indices()) if layout == "csr" else (found.ccol_indices(), found.row_indices())
+                (found.crow_indices(), found.col_indices())
+                if layout == "csr"
+                else (found.ccol_indices(), found.row_indices())
             )
             make(*indices, found.values(), found.shape)
 
@@ -151,7 +153,7 @@ def test_scipy_of_a_dtype_that_numpy_lacks():
     try:
         found = pb.jacobian(product, x).sparse("scipy")
     except PullbackError as error:
-        assert "bfloat16" in str(error)
+        assert "bfloat16" in str(error)  # noqa: PT017
         return
     np.testing.assert_allclose(found.toarray(), _bands(x).float().numpy(), rtol=1e-2)
 
@@ -288,7 +290,7 @@ def test_inside_a_transform():
     try:
         found = torch.func.vmap(f)(x)
     except (PullbackError, RuntimeError) as error:
-        assert "transform" in str(error) or "vmap" in str(error)
+        assert "transform" in str(error) or "vmap" in str(error)  # noqa: PT017
     else:
         torch.testing.assert_close(found, want)
     for transform in (torch.func.grad, torch.func.jacrev):
@@ -578,7 +580,11 @@ def bundle_adjustment(cameras: int, points: int, observations: int) -> Any:
     b = np.concatenate([np.arange(points), draw.integers(0, points, observations - points)])
     draw.shuffle(a)
     draw.shuffle(b)
-    camera, point, seen = torch.from_numpy(a), torch.from_numpy(b), torch.from_numpy(draw.normal(size=(observations, 2)))
+    camera, point, seen = (
+        torch.from_numpy(a),
+        torch.from_numpy(b),
+        torch.from_numpy(draw.normal(size=(observations, 2))),
+    )
 
     def f(x: Tensor) -> Tensor:
         c, X = x[: 9 * cameras].reshape(cameras, 9)[camera], x[9 * cameras :].reshape(points, 3)[point]
@@ -659,7 +665,9 @@ def test_passes_of_an_autoencoder():
 
 def test_passes_of_what_is_constant():
     J = pb.jacobian(lambda x: x.roll(1) - 2 * x + F.pad(x[1:], (1, 0)), randn(10))
-    close(J.sparse(), pb.jacobian(lambda x: x.roll(1) - 2 * x + F.pad(x[1:], (1, 0)), randn(10), strategy="rows").matrix())
+    close(
+        J.sparse(), pb.jacobian(lambda x: x.roll(1) - 2 * x + F.pad(x[1:], (1, 0)), randn(10), strategy="rows").matrix()
+    )
     assert J.plan().passes <= 1
 
 

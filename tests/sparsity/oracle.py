@@ -24,7 +24,7 @@ from ..sweep.oracle import fresh
 
 # A pattern is held against the passes at so many points; and, while it seems too large, against more, until so many
 # in a row found nothing new or so many passes were taken.
-POINTS, IN_VAIN, MOST_PASSES = 3, 26, 6000
+POINTS, IN_VAIN, MOST_PASSES = 3, 26, 4000
 
 Function = Callable[[Any], Any]
 # The number of a point, and the entries of the pattern that were zero so far -> the point.
@@ -102,12 +102,12 @@ def record(make: Callable[[], pb.Jacobian]) -> Recording:
     return Recording(program, shape, rows, columns, _course(program))
 
 
-def examine(f: Function, x: Any, *, noise: float = 0.0) -> Findings:
+def examine(f: Function, x: Any, *, noise: float = 0.0, more: bool = True) -> Findings:
     """Hold the pattern of a function of tensors against its passes."""
-    return examine_fresh(lambda: f, x, noise=noise)
+    return examine_fresh(lambda: f, x, noise=noise, more=more)
 
 
-def examine_fresh(make: Callable[[], Function], x: Any, *, noise: float = 0.0) -> Findings:
+def examine_fresh(make: Callable[[], Function], x: Any, *, noise: float = 0.0, more: bool = True) -> Findings:
     """The same for a function that changes what it holds: it is made anew for each evaluation."""
 
     def recorded(point: Any, seed: int) -> Recording:
@@ -115,7 +115,10 @@ def examine_fresh(make: Callable[[], Function], x: Any, *, noise: float = 0.0) -
         detached = pytree.tree_map(lambda leaf: leaf.detach(), point)
         return record(lambda: pb.jacobian(make(), detached))
 
-    return compare(recorded, lambda point, seed: rows_at(make(), point, seed=seed), points(x), noise=noise)
+    def numbers(point: Any, seed: int) -> np.ndarray:
+        return rows_at(make(), point, seed=seed)
+
+    return compare(recorded, numbers, points(x), noise=noise, more=more)
 
 
 def compare(
@@ -124,6 +127,7 @@ def compare(
     at: Point,
     *,
     noise: float = 0.0,
+    more: bool = True,
 ) -> Findings:
     """Hold patterns against the numbers of plain passes at several points, the first of which is recorded.
 
@@ -132,6 +136,7 @@ def compare(
         numbers: The matrix there.
         at: The points.
         noise: The share of the largest entry up to which an entry counts as zero.
+        more: Whether to look for points at which what the pattern has too much is not zero.
     """
     findings = Findings()
     pattern, last = np.zeros(0, dtype=bool), 0
@@ -147,8 +152,8 @@ def compare(
         union = np.zeros_like(pattern)
         for number in itertools.count():
             spare = pattern & ~union
-            passes = number * len(pattern)
-            if number >= POINTS and (not spare.any() or number - last > IN_VAIN or passes > MOST_PASSES):
+            tired = not more or number - last > IN_VAIN or number * len(pattern) > MOST_PASSES
+            if number >= POINTS and (tired or not spare.any()):
                 break
             point = at(number, spare)
             try:
@@ -224,7 +229,7 @@ def _number(found: Sequence[Tensor | None], leaves: list[Tensor]) -> np.ndarray:
 
 
 def points(x: Any) -> Point:
-    """The point itself, and others by it: nearby, scaled, shuffled, with other signs; or one element far off or small."""
+    """The point itself, and others by it: nearby, scaled, shuffled, other signs; or one element far off or small."""
     generator = torch.Generator().manual_seed(1)
 
     def uniform(leaf: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -108,7 +108,6 @@ OPERATIONS: dict[str, Operation] = {
     "pow": lambda a, b: a**3 * 0.1,
     "times a constant mask": lambda a, b: a * MASK,
     "lerp": lambda a, b: torch.lerp(a, b, 0.3),
-    "cast": lambda a, b: a.float().double(),
     # views and movement
     "transpose": lambda a, b: a.mT.reshape(HEIGHT, WIDTH),
     "flip": lambda a, b: a.flip(1),
@@ -249,7 +248,7 @@ def covers(pattern: pb.Pattern, truth: np.ndarray, what: str) -> None:
 def unwarned() -> Iterator[None]:
     """Where forward mode is not what reverse mode is, Pullback says so and takes the other: that is no fault."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PullbackWarning)
+        warnings.filterwarnings("ignore", ".*forward", PullbackWarning)
         yield
 
 
@@ -280,7 +279,7 @@ def test_sparse_is_dense_in_every_strategy(program, seed):
 def test_prepared_elsewhere(program, seed):
     f = function(program)
     with unwarned():
-        prepared = pb.prepare(f, at(seed))
+        prepared = pb.prepare(f, at(seed), verify=False)  # which would hide what is wrong
         for other in (seed, seed + 1, seed + 2):
             truth = rows_at(f, at(other), seed=0)
             covers(prepared.pattern, truth, "the prepared pattern")
@@ -315,7 +314,7 @@ def test_hessians(program, seed):
         other = at(seed + 1)
         truth = torch.autograd.functional.hessian(f, other).reshape(x.numel(), x.numel())
         covers(H.pattern, truth.numpy(), "the Hessian's pattern, elsewhere,")
-        close(pb.prepare(f, x, of="hessian")(other).sparse().to_dense(), truth, "prepared Hessian")
+        close(pb.prepare(f, x, of="hessian", verify=False)(other).sparse().to_dense(), truth, "prepared Hessian")
 
 
 @settings(max_examples=max(EXAMPLES // 2, 10), deadline=None, database=None)
@@ -334,7 +333,7 @@ def test_branches_are_taken_or_refused(one, other, seed):
             J = pb.jacobian(f, point)
             close(J.sparse().to_dense(), truth, "auto")
             covers(J.pattern, truth, "the pattern")
-        prepared = pb.prepare(f, x)
+        prepared = pb.prepare(f, x, verify=False)
         close(prepared(x).sparse().to_dense(), rows_at(f, x, seed=0), "prepared")
         try:
             found = prepared(-x).sparse().to_dense()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import warnings
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.utils import _pytree as pytree
@@ -177,10 +178,8 @@ def test_1_what_no_grad_hides_is_not_in_the_pattern():
 def test_1_no_grad_by_forward_passes_alone_is_right_or_refused():
     x = randn(5)
     J = pb.jacobian(partly_unseen, x, strategy="colored-columns")
-    try:
+    with contextlib.suppress(PullbackError):
         close(J.sparse().to_dense(), rows_at(partly_unseen, x, seed=0))
-    except PullbackError:
-        pass
 
 
 def test_1_an_unknown_operation_is_named_and_sound():
@@ -397,7 +396,7 @@ def test_3_zero_weights_of_convolutions_embeddings_and_normalisations():
                     parameter.copy_(scale * randn(*parameter.shape, seed=k))
             if prepared is None:
                 prepared, pattern = pb.prepare(layer, *x), pb.jacobian(layer, *x).pattern
-        truth = rows_at(lambda z: layer(z, *x[1:]), x[0], seed=0)  # noqa: B023
+        truth = rows_at(lambda z: layer(z, *x[1:]), x[0], seed=0)
         assert not lacking(pattern, truth), layer
         assert not lacking(prepared.pattern, truth), layer
         close(prepared(*x).sparse().to_dense(), truth)
@@ -448,7 +447,7 @@ def test_3_a_constant_changed_in_place_after_prepare(kind):
     try:
         close(prepared(x).sparse().to_dense(), truth)
     except GuardError as error:
-        assert "✗ tensors that were taken as constants" in str(error)
+        assert "✗ tensors that were taken as constants" in str(error)  # noqa: PT017
     close(pb.jacobian(f, x).sparse().to_dense(), truth)
 
 
@@ -522,7 +521,9 @@ DATA_DEPENDENT = {
     "if on a sum": lambda x: x.roll(1) * x if float(x.detach().sum()) > 0 else x.flip(0) ** 2,
     "a while loop": halve,
     "bucketize": lambda x: x[torch.bucketize(x.detach(), torch.tensor([-1.0, 0.0, 1.0], dtype=x.dtype))] * x,
-    "searchsorted": lambda x: x[torch.searchsorted(x.detach().sort().values, torch.zeros(1, dtype=x.dtype)).clamp(max=5)],
+    "searchsorted": lambda x: x[
+        torch.searchsorted(x.detach().sort().values, torch.zeros(1, dtype=x.dtype)).clamp(max=5)
+    ],
     "unique": lambda x: torch.unique(x.detach().round(), return_inverse=True)[1].to(x.dtype) * x,
     "nearest neighbours": knn,
     "a Python loop over numbers": lambda x: torch.stack([x[k] * x[int(v > 0)] for k, v in enumerate(x.tolist())]),
@@ -540,13 +541,18 @@ def test_4_each_point_has_its_own_selection(name):
         held(f, *points(6), same_branches=False)
     except StrategyError as error:
         # Nothing is prepared where numbers leave torch; a Jacobian at a point is right all the same.
-        assert "tolist" in str(error) or "leave torch" in str(error)
+        assert "tolist" in str(error) or "leave torch" in str(error)  # noqa: PT017
         close(pb.jacobian(f, randn(6)).sparse().to_dense(), rows_at(f, randn(6), seed=0))
 
 
 def test_4_selections_that_torch_sees_are_in_the_global_pattern():
     """An index that depends on x may be any other at another x: the pattern is a union over all of them."""
-    for f in (lambda x: x[x.argsort()], lambda x: x * x[x.argmax()[None]], lambda x: x.sort().values, lambda x: x.topk(2).values):
+    for f in (
+        lambda x: x[x.argsort()],
+        lambda x: x * x[x.argmax()[None]],
+        lambda x: x.sort().values,
+        lambda x: x.topk(2).values,
+    ):
         pattern = pb.jacobian(f, randn(5)).pattern
         for seed in range(6):
             assert not lacking(pattern, rows_at(f, randn(5, seed=seed), seed=0))
@@ -717,7 +723,12 @@ def test_6_a_local_pattern_is_smaller():
 
 def test_6_ties_share():
     x = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
-    for f in (lambda x: x.amax()[None], lambda x: x.amax() * x, lambda x: torch.maximum(x[:2], x[2:]), lambda x: x.max()[None]):
+    for f in (
+        lambda x: x.amax()[None],
+        lambda x: x.amax() * x,
+        lambda x: torch.maximum(x[:2], x[2:]),
+        lambda x: x.max()[None],
+    ):
         held(f, x, randn(4))
 
 
@@ -821,7 +832,9 @@ def test_7_duplicate_paths(way, count):
         "gather": lambda x: x[torch.zeros(count, dtype=torch.int64)].sum()[None] + 0 * x[:1],
         "cat": lambda x: torch.cat([x] * count).reshape(count, 4).sum(0),
         "matmul": lambda x: torch.ones(1, count, dtype=x.dtype) @ x.expand(count, 4),
-        "conv": lambda x: F.conv1d(x.repeat_interleave(count)[None, None], torch.ones(1, 1, count, dtype=x.dtype), stride=count),
+        "conv": lambda x: F.conv1d(
+            x.repeat_interleave(count)[None, None], torch.ones(1, 1, count, dtype=x.dtype), stride=count
+        ),
         "repeat": lambda x: x.repeat(count).reshape(count, 4).mean(0),
         "add": lambda x: sum((x for _ in range(count)), torch.zeros_like(x)),
     }
@@ -973,7 +986,12 @@ def test_10_nan_in_one_column_stays_there():
     """Columns of one color share a pass, and a NaN in one of them must not spread to the others."""
     x = randn(8)
     x[3] = math.nan
-    for f in (lambda x: x**2, lambda x: x[1:] * x[:-1], lambda x: x.reshape(4, 2).prod(1), lambda x: (3 - 2 * x) * x - x.roll(1)):
+    for f in (
+        lambda x: x**2,
+        lambda x: x[1:] * x[:-1],
+        lambda x: x.reshape(4, 2).prod(1),
+        lambda x: (3 - 2 * x) * x - x.roll(1),
+    ):
         truth = rows_at(f, x, seed=0)
         exact = np.isfinite(truth)
         for strategy in ["auto", "colored-columns", "colored-rows"]:
@@ -1045,7 +1063,11 @@ def test_10_one_tensor_as_two_outputs():
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)])
 def test_10_inputs_without_elements(shape):
     x = randn(*shape)
-    for f in (lambda x: x**2, lambda x: x.sum() + torch.ones(2, dtype=x.dtype), lambda x: torch.cat([x.flatten(), x.flatten()])):
+    for f in (
+        lambda x: x**2,
+        lambda x: x.sum() + torch.ones(2, dtype=x.dtype),
+        lambda x: torch.cat([x.flatten(), x.flatten()]),
+    ):
         J = pb.jacobian(f, x)
         assert J.sparse().shape == (J.value.numel(), 0)
         assert J.pattern.nnz == 0
@@ -1074,10 +1096,8 @@ def test_10_the_same_tensor_twice():
     close(both, torch.cat([torch.diag(x.flip(0)), torch.diag(x).flip(1)], 1))
     prepared = pb.prepare(f, x, x, wrt=0)
     y, z = randn(3, seed=1), randn(3, seed=2)
-    try:
+    with contextlib.suppress(GuardError):
         close(prepared(y, z).sparse().to_dense(), torch.diag(z.flip(0)))
-    except GuardError:
-        pass
 
 
 def test_10_the_argument_is_closed_over_too():
@@ -1183,6 +1203,21 @@ def test_10_mixed_dtypes():
     held(lambda x: (x["a"] * x["b"].double(), (x["a"].float() * x["b"])[:2]), x, tolerance=1e-5, prepared=False)
 
 
+@pytest.mark.parametrize("coarse", [torch.float32, torch.bfloat16, torch.float16])
+def test_10_a_coarse_step_in_a_fine_function(coarse):
+    """Its rounding is no disagreement: no warning, and no refusal, whatever the strategy."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x.to(coarse).to(x.dtype)
+        return y.addcmul(y, y.flip(0)).cumsum(0)
+
+    for seed in range(4):
+        x = randn(6, seed=seed)
+        truth = rows_at(f, x, seed=0)
+        for strategy in ["auto", *SIDES_ALONE]:
+            close(pb.jacobian(f, x, strategy=strategy).sparse().to_dense(), truth, 20 * torch.finfo(coarse).eps)
+
+
 @pytest.mark.filterwarnings("ignore:.*(forward|no sparsity rule):pullback.errors.PullbackWarning")
 def test_10_numpy_inside():
     def sees(x: Tensor) -> Tensor:
@@ -1265,7 +1300,10 @@ INSIDE = {
     "vmap": lambda x: torch.func.vmap(lambda a: a * a.flip(0))(x.reshape(3, 2)),
     "vmap of grad": lambda x: torch.func.vmap(torch.func.grad(lambda a: (a**3).sum()))(x.reshape(3, 2)),
     "jvp": lambda x: torch.func.jvp(lambda z: z**2 * z.roll(1), (x,), (torch.ones_like(x),))[1],
-    "autograd.grad": lambda x: torch.autograd.grad((x**3).sum(), x, create_graph=True)[0] if x.requires_grad else 3 * x**2,
+    "autograd.grad": lambda x: (
+        torch.autograd.grad((x**3).sum(), x, create_graph=True)[0] if x.requires_grad else 3 * x**2
+    ),
+    "cond": lambda x: torch.cond(x.sum() > 0, lambda x: x * x.flip(0), lambda x: x.cos(), (x,)),
     "jacrev": lambda x: torch.func.jacrev(lambda z: z**2)(x).diagonal(),
 }
 
@@ -1278,7 +1316,10 @@ def test_10_torch_func_inside(name):
     truth = pb.jacobian(f, x, strategy="rows").matrix()
     J = pb.jacobian(f, x)
     close(J.sparse().to_dense(), truth)
-    assert not lacking(J.pattern, truth.numpy())
+    try:
+        assert not lacking(J.pattern, truth.numpy())
+    except StrategyError:
+        assert name == "cond", "a program within a program may be one that is not seen"
 
 
 @pytest.mark.filterwarnings("ignore:.*(forward|no sparsity rule):pullback.errors.PullbackWarning")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, final
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -131,6 +132,32 @@ class Prepared:
         call = self._preparation.at(args)
         return Jacobian(Deferred(self._make(args), self._preparation.like), self._options, call)
 
+    def batch(self, *args: Any, in_dims: int | None | tuple[int | None, ...] = 0) -> Tensor:
+        """The Jacobians at a batch of points, which share the pattern.
+
+        Args:
+            *args: The arguments, those of many points stacked along a dimension.
+            in_dims: That dimension for all arguments, or one for each; None where all points share the argument.
+
+        Returns:
+            A sparse CSR tensor ``(B, m, n)``, whose values are ``(B, nnz)``.
+
+        Raises:
+            GuardError: What was relied on does not hold at one of the points.
+            ValueMismatch: The stacks differ in length, or nothing is stacked.
+
+        >>> import torch, pullback as pb
+        >>> jac = pb.prepare(lambda x: x[1:] * x[:-1], torch.ones(3))
+        >>> jac.batch(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).values()
+        tensor([[2., 1., 3., 2.],
+                [5., 4., 6., 5.]])
+        """
+        from pullback.jacobian.sparse import compressed_batch  # noqa: PLC0415
+
+        points = _unstacked(args, in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(args))
+        values = [self(*point).sparse().values() for point in points]
+        return compressed_batch(self.pattern, torch.stack(values))
+
     @property
     def pattern(self) -> Pattern:
         """Where the Jacobian can be non-zero, at every point that takes the same branches."""
@@ -148,6 +175,39 @@ class Prepared:
     def __repr__(self) -> str:
         m, n = self.shape
         return f"Prepared({self._of} {m:,} x {n:,}, {self.pattern.nnz:,} nonzeros, {self.plan().passes} passes)"
+
+
+def _unstacked(args: tuple[Any, ...], in_dims: tuple[int | None, ...]) -> list[tuple[Any, ...]]:
+    """The arguments of each point."""
+    if len(in_dims) != len(args):
+        raise ValueMismatch(
+            "in_dims is one dimension for each argument",
+            got=f"{len(in_dims)} for {len(args)} arguments",
+            fix="in_dims=0, or in_dims=(0, None) for f(x, shared)",
+        )
+    lengths = {
+        leaf.shape[dim]
+        for arg, dim in zip(args, in_dims, strict=True)
+        if dim is not None
+        for leaf in pytree.tree_leaves(arg)
+        if isinstance(leaf, Tensor) and leaf.ndim > dim
+    }
+    if len(lengths) != 1:
+        raise ValueMismatch(
+            "the points of a batch are stacked along one dimension of one length",
+            got=f"lengths {sorted(lengths)}" if lengths else "nothing that is stacked",
+            fix="jac.batch(torch.stack([x_1, x_2])), with in_dims=None for what all points share",
+        )
+    (length,) = lengths
+
+    def pick(arg: Any, dim: int | None, index: int) -> Any:
+        if dim is None:
+            return arg
+        return pytree.tree_map_only(Tensor, lambda leaf: leaf.select(dim, index), arg)
+
+    return [
+        tuple(pick(arg, dim, index) for arg, dim in zip(args, in_dims, strict=True)) for index in range(length)
+    ]
 
 
 def _every(verify: bool | int) -> int | None:

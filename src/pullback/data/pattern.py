@@ -192,6 +192,11 @@ class Pattern:
             self.shape[::-1], csr.indptr, csr.indices, swapped, self.scope, explain and (lambda i, j: explain(j, i))
         )
 
+    @cached_property
+    def shared(self) -> dict[torch.device, tuple[Tensor, Tensor]]:
+        """What :meth:`to_torch` gave for a device, for matrices that share it."""
+        return {}
+
     @property
     def max_row(self) -> int:
         """The largest number of nonzeros of a row: no colouring of the columns has fewer colours."""

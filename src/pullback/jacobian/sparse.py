@@ -88,6 +88,15 @@ def compressed(crow: Tensor, column: Tensor, values: Tensor, shape: tuple[int, i
     return torch.sparse_csr_tensor(crow, column, values, shape, check_invariants=False)
 
 
+def compressed_batch(pattern: Pattern, values: Tensor) -> Tensor:
+    """A torch CSR tensor ``(B, m, n)`` from values ``(B, nnz)`` of one pattern."""
+    _announce_beta()
+    crow, column = _index_tensors(pattern, values.device)
+    crows, columns = (part.expand(len(values), -1).contiguous() for part in (crow, column))
+    size = (len(values), *pattern.shape)
+    return torch.sparse_csr_tensor(crows, columns, values, size, check_invariants=False)
+
+
 def check_layout(layout: str, blocksize: Any) -> None:
     """Refuse a layout that is none.
 
@@ -134,8 +143,10 @@ def _announce_beta() -> None:
 
 
 def _index_tensors(pattern: Pattern, device: torch.device) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = pattern.to_torch(device)
-    return found
+    """The pattern's index tensors, made once for a device: all matrices of one pattern share them."""
+    if device not in pattern.shared:
+        pattern.shared[device] = pattern.to_torch(device)
+    return pattern.shared[device]
 
 
 def _live(space: Space, live: tuple[int, ...]) -> np.ndarray:

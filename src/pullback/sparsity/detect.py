@@ -36,7 +36,8 @@ class Trust:
             return None
         if program.versions[view.storage] != view.version:
             return None
-        return program.tensors.get(view.tensor)
+        found = program.tensors.get(view.tensor)
+        return found if found is None or found.device.type == "cpu" else found.detach().cpu()
 
 
 @dataclass

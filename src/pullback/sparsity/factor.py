@@ -34,6 +34,9 @@ LINEAR = {
     "unfold_backward", "_reshape_copy", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
 }  # fmt: skip
 
+# Those among them that work on each element alone.
+ELEMENTWISE = {"add", "sub", "rsub", "neg", "mul", "div"}
+
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
@@ -76,120 +79,144 @@ class Factors:
 Node = tuple[int, int]
 
 
-def tail_of(program: Program, trust: Trust) -> tuple[set[int], list[Node]]:
-    """The steps after which only constant linear operations follow, and what they read that others wrote."""
-    seeded = seeded_nodes(program)
-    consumers: dict[Node, list[int]] = {}
+def factors(program: Program, trust: Trust) -> Factors | str:
+    """The factors of a program, or why it is not split."""
+    if any(view.dtype.is_complex for step in program.steps for view in step.results):
+        return "complex numbers on the way"
+    seeded, wholes = seeded_nodes(program), producers(program)
+    readers = _readers(program, seeded)
+    tail = _tail(program, trust, seeded, readers)
+    cut = _cut(program, tail, seeded)
+    if any(node not in wholes for node in cut):
+        return "a tensor at the cut was written in parts"
+    ends = sum(view.numel for view in (*program.seeds, *(answer for answer in program.answers if answer)))
+    if sum(wholes[node].numel for node in cut) > LARGEST_FRONTIER * max(ends, 1):
+        return "the tensors at the cut would be longer than what is saved"
+    rules = RULES.all()
+    walk = Walk(program, trust)
+    behind = _Behind(walk, wholes)
+    for index, step in enumerate(program.steps):
+        if index in tail and not (_is_elementwise(step) and behind.absorbs(step, readers, rules)):
+            behind.advance(step, rules)
+        else:
+            walk.advance(step, rules)
+    return behind.collect()
+
+
+def _readers(program: Program, seeded: dict[Node, None]) -> dict[Node, list[int]]:
+    """For each seeded storage and version the steps that read it; -1 stands for the end."""
+    found: dict[Node, list[int]] = {}
     for index, step in enumerate(program.steps):
         if not is_alias(step):
-            for view in step.reads:
-                if (view.storage, view.version) in seeded:
-                    consumers.setdefault((view.storage, view.version), []).append(index)
-    tail: set[int] = set()
+            for node in {(view.storage, view.version) for view in step.reads}:
+                if node in seeded:
+                    found.setdefault(node, []).append(index)
+    for answer in program.answers:
+        if answer is not None:
+            found.setdefault((answer.storage, answer.version), []).append(-1)
+    return found
+
+
+def _tail(program: Program, trust: Trust, seeded: dict[Node, None], readers: dict[Node, list[int]]) -> set[int]:
+    """The steps after which only constant linear operations follow."""
+    tail = {-1}
     for index in range(len(program.steps) - 1, -1, -1):
         step = program.steps[index]
         nodes = [(view.storage, view.version) for view in step.results]
         if is_alias(step) or not any(node in seeded for node in nodes) or not _is_constant_linear(step, seeded, trust):
             continue
-        if all(follower in tail for node in nodes for follower in consumers.get(node, ())):
+        if all(reader in tail for node in nodes for reader in readers.get(node, ())):
             tail.add(index)
-    made = {(view.storage, view.version) for index in tail for view in program.steps[index].results}
-    read: dict[Node, None] = {}
-    for index in sorted(tail):
-        for view in program.steps[index].reads:
-            node = view.storage, view.version
-            if node in seeded and node not in made:
-                read[node] = None
-    for answer in program.answers:
-        if answer is not None and (node := (answer.storage, answer.version)) in seeded and node not in made:
-            read[node] = None
-    return tail, list(read)
+    return tail
 
 
-def factors(program: Program, trust: Trust) -> Factors | str:
-    """The factors of a program, or why it is not split."""
-    if any(view.dtype.is_complex for step in program.steps for view in step.results):
-        return "complex numbers on the way"
-    tail, nodes = tail_of(program, trust)
-    wholes = producers(program)
-    missing = [node for node in nodes if node not in wholes]
-    if missing:
-        return "a tensor at the cut was written in parts"
-    seeds = {(view.storage, view.version) for view in program.seeds}
-    inner = [node for node in nodes if node not in seeds]
-    sizes = [wholes[node].numel for node in inner]
-    ends = sum(view.numel for view in (*program.seeds, *(answer for answer in program.answers if answer)))
-    if sum(sizes) > LARGEST_FRONTIER * max(ends, 1):
-        return "the tensors at the cut would be longer than what is saved"
-    starts = dict(zip(inner, np.cumsum([0, *sizes]).tolist(), strict=False))
-    return _walk(program, trust, tail, inner, wholes, starts)
-
-
-def _walk(
-    program: Program, trust: Trust, tail: set[int], inner: list[Node], wholes: dict[Node, View], starts: dict[Node, int]
-) -> Factors | str:
-    rules = RULES.all()
-    walk = Walk(program, trust)
-    roots = {node: Root(f"cut {node}", wholes[node].numel) for node in inner}
-    for seed in program.seeds:
-        roots[seed.storage, seed.version] = walk.root
-    behind = _Behind(program, walk, roots, wholes, starts)
-    frontier = []
-    waiting = set(inner)
-    for index, step in enumerate(program.steps):
-        if index in tail:
-            behind.advance(step, rules)
-            continue
-        walk.advance(step, rules)
-        for view in step.results:
-            node = view.storage, view.version
-            if node in waiting:
-                waiting.discard(node)
-                found = walk.memory.read(wholes[node])
-                rows = merged(found or Sets(wholes[node].shape, ()), walk.root.size)
-                frontier.append(Frontier(wholes[node], starts[node], rows))
-    frontier.sort(key=lambda each: each.start)
-    stacked = [each.rows for each in frontier] or [sp.csr_matrix((0, walk.root.size), dtype=bool)]
-    return behind.collect(tuple(frontier), sp.vstack(stacked, format="csr", dtype=bool))
+def _cut(program: Program, tail: set[int], seeded: dict[Node, None]) -> list[Node]:
+    """What the tail reads and did not make, seeds apart."""
+    ends = {(view.storage, view.version) for view in program.seeds}
+    ends |= {(view.storage, view.version) for index in tail if index >= 0 for view in program.steps[index].results}
+    views = [view for index in sorted(tail) if index >= 0 for view in program.steps[index].reads]
+    views += [answer for answer in program.answers if answer is not None]
+    nodes = dict.fromkeys((view.storage, view.version) for view in views)
+    return [node for node in nodes if node in seeded and node not in ends]
 
 
 class _Behind:
-    """The walk behind the frontier, in weighted sets over its tensors."""
+    """The walk behind the cut, in weighted sets over the tensors that are read there first."""
 
-    def __init__(
-        self, program: Program, walk: Walk, roots: dict[Node, Root], producers: dict[Node, View], starts: dict[Node, int]
-    ) -> None:
-        self._program, self._walk, self._roots = program, walk, roots
-        self._producers, self._starts = producers, starts
-        self._memory = Memory(program.sizes)
+    def __init__(self, walk: Walk, wholes: dict[Node, View]) -> None:
+        self._walk, self._wholes = walk, wholes
+        self._program = walk.program
+        self._memory = Memory(walk.program.sizes)
         self._now: dict[int, int] = {}
-        self._seed_starts: dict[Node, int] = {}
+        self._frontier: list[Frontier] = []
+        self._starts: dict[Root, int] = {}
+        self._made: set[Node] = set()
+        self._seeds: dict[Node, int] = {}
         start = 0
-        for seed in program.seeds:
-            self._seed_starts[seed.storage, seed.version] = start
+        for seed in self._program.seeds:
+            self._seeds[seed.storage, seed.version] = start
             start += seed.numel
 
     def read(self, view: View) -> Sets | None:
+        """What a view depends on, in elements at the cut; a tensor that was not made behind it becomes a part of it."""
         node = view.storage, view.version
-        if node in self._roots and self._now.get(view.storage) != view.version:
-            whole = self._producers[node]
-            self._memory.write(whole, Sets.identity(whole.shape, self._roots[node], self._seed_starts.get(node, 0)))
+        if self._now.get(view.storage) != view.version:
+            sets = self._begin(node)
+            if sets is None:
+                return None
+            self._memory.write(self._wholes[node], sets)
             self._now[view.storage] = view.version
-        elif self._now.get(view.storage) != view.version:
-            return None
         return self._memory.read(view)
 
+    def _begin(self, node: Node) -> Sets | None:
+        """A tensor at the cut: each of its elements depends on itself."""
+        whole = self._wholes.get(node)
+        if whole is None:
+            return None
+        if node in self._seeds:
+            return Sets.identity(whole.shape, self._walk.root, self._seeds[node])
+        inner = self._walk.memory.read(whole)
+        if inner is None:
+            return None
+        root = Root(f"cut {node}", whole.numel)
+        start = self._frontier[-1].start + self._frontier[-1].view.numel if self._frontier else 0
+        self._starts[root] = start
+        self._frontier.append(Frontier(whole, start, merged(inner, self._walk.root.size)))
+        return Sets.identity(whole.shape, root)
+
     def advance(self, step: Step, rules: dict[str, Any]) -> None:
-        sets = {view: self.read(view) for view in step.reads}
-        call = self._walk.call(step, sets)
+        """Carry weighted sets through one step."""
+        call = self._walk.call(step, {view: self.read(view) for view in step.reads})
         for view, found in zip(step.results, self._walk.results(call, rules), strict=True):
             self._memory.write(view, found)
             self._now[view.storage] = view.version
+            self._made.add((view.storage, view.version))
 
-    def collect(self, frontier: tuple[Frontier, ...], inner: sp.csr_matrix) -> Factors | str:
-        starts = {self._roots[node]: start for node, start in self._starts.items()}
-        elements, positions, weights = [], [], []
-        constants = []
+    def absorbs(self, step: Step, readers: dict[Node, list[int]], rules: dict[str, Any]) -> bool:
+        """Move a step on elements to the front of the cut, where its operands depend on the same seeds.
+
+        Two tensors at the cut become one then, at no cost in colors.
+        """
+        (result,) = step.results
+        sets = {view: self._walk.memory.read(view) for view in step.reads}
+        for view, found in sets.items():
+            node = view.storage, view.version
+            if found is None and node not in self._seeds and node not in self._made:
+                continue
+            alone = len(readers.get(node, ())) == 1 and self._wholes.get(node) == view and view.shape == result.shape
+            if found is None or node in self._seeds or node in self._made or not alone:
+                return False
+        call = self._walk.call(step, sets)
+        (out,) = self._walk.results(call, rules)
+        if out is None or any(len(found.terms) != len(out.terms) for found in sets.values() if found is not None):
+            return False
+        self._walk.memory.write(result, out.scaled(None))
+        return True
+
+    def collect(self) -> Factors | str:
+        """The factors, from what the answers depend on."""
+        varying: list[tuple[Any, ...]] = []
+        constants: list[tuple[Any, ...]] = []
         offset = 0
         for answer, size in zip(self._program.answers, self._program.sizes_of_answers, strict=True):
             found = self.read(answer) if answer is not None else None
@@ -201,23 +228,25 @@ class _Behind:
                 if term.root is self._walk.root:
                     constants.append((element + offset, position, weight))
                 else:
-                    elements.append(element + offset)
-                    positions.append(position.astype(np.int64) + starts[term.root])
-                    weights.append(weight)
+                    varying.append((element + offset, position.astype(np.int64) + self._starts[term.root], weight))
             offset += size
-        rows, columns, values = (
-            np.concatenate([part[k] for part in constants]) if constants else np.zeros(0, dtype=kind)
-            for k, kind in enumerate((np.int32, np.int32, np.float64))
-        )
+        rows, columns, values = _joined(constants)
+        stacked = [each.rows for each in self._frontier] or [sp.csr_matrix((0, self._walk.root.size), dtype=bool)]
         return Factors(
-            frontier,
-            inner,
-            np.concatenate(elements) if elements else np.zeros(0, dtype=np.int32),
-            np.concatenate(positions) if positions else np.zeros(0, dtype=np.int64),
-            np.concatenate(weights) if weights else np.zeros(0),
+            tuple(self._frontier),
+            sp.vstack(stacked, format="csr", dtype=bool),
+            *_joined(varying),
             sp.coo_matrix((values, (rows, columns)), shape=(offset, self._walk.root.size)),
             self._walk.unknown,
         )
+
+
+def _joined(parts: list[tuple[Any, ...]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, columns and values of all parts."""
+    if not parts:
+        return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64), np.zeros(0)
+    rows, columns, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return rows, columns, values
 
 
 def seeded_nodes(program: Program) -> dict[Node, None]:
@@ -253,6 +282,11 @@ def _is_constant_linear(step: Step, seeded: dict[Node, None], trust: Trust) -> b
         (view.storage, view.version) in seeded or view.storage not in trust.varying or _only_shape(step, view)
         for view in step.reads
     ) and all(view.dtype.is_floating_point for view in (*hits, *step.results))
+
+
+def _is_elementwise(step: Step) -> bool:
+    """Whether a constant linear step works on each element alone."""
+    return base_name(step.op) in ELEMENTWISE and not step.writes
 
 
 def _only_shape(step: Step, view: View) -> bool:

@@ -13,6 +13,9 @@ from torch import Tensor
 MOST_LAYERS = 8
 
 
+Places = slice | Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Layer:
     """One term of some entries.
@@ -23,9 +26,9 @@ class Layer:
         weight: What they are multiplied by; None for one.
     """
 
-    entry: Tensor | None
-    source: Tensor
-    weight: Tensor | None
+    entry: Places | None
+    source: Places
+    weight: Tensor | float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,7 @@ class Gather:
     @classmethod
     def of(cls, source: np.ndarray, device: torch.device) -> Gather:
         """Each entry is one element of the answers."""
-        return cls(len(source), (Layer(None, torch.from_numpy(source).to(device), None),), None)
+        return cls(len(source), (Layer(None, _places(source, device), None),), None)
 
     @classmethod
     def sums(
@@ -67,14 +70,8 @@ class Gather:
         for pick in picks:
             chosen = entry[pick]
             every = len(chosen) == size and most <= MOST_LAYERS
-            scale = weight[pick]
-            layers.append(
-                Layer(
-                    None if every else torch.from_numpy(chosen.astype(np.int64)).to(device),
-                    torch.from_numpy(source[pick].astype(np.int64)).to(device),
-                    None if (scale == 1).all() else torch.from_numpy(scale).to(dtype=dtype, device=device),
-                )
-            )
+            places = None if every else _places(chosen, device)
+            layers.append(Layer(places, _places(source[pick], device), _weight(weight[pick], dtype, device)))
         needed = constant.any() or not layers
         fixed = torch.from_numpy(constant).to(dtype=dtype, device=device) if needed else None
         return cls(size, tuple(layers), fixed)
@@ -86,17 +83,47 @@ class Gather:
             return self.constant.clone()
         flat = join_passes(answers)
         values = self.constant
+        own = False
         for layer in self.layers:
-            terms = flat.index_select(0, layer.source)
+            terms = flat[layer.source] if isinstance(layer.source, slice) else flat.index_select(0, layer.source)
             if layer.weight is not None:
-                terms = terms * layer.weight.to(terms.dtype)
+                terms = terms * layer.weight
             if layer.entry is None:
-                values = terms if values is None else values.to(terms.dtype) + terms
+                values = terms if values is None else values + terms
             else:
-                base = torch.zeros(self.size, dtype=flat.dtype, device=flat.device) if values is None else values
-                values = base.to(flat.dtype).index_add(0, layer.entry, terms)
+                if values is None:
+                    values = torch.zeros(self.size, dtype=flat.dtype, device=flat.device)
+                elif not own:
+                    values = values.clone()
+                values = _added(values, layer.entry, terms)
+            own = True
         assert values is not None
         return values
+
+
+def _added(values: Tensor, entry: Places, terms: Tensor) -> Tensor:
+    """Values with terms added to some of them, in place."""
+    if isinstance(entry, slice):
+        values[entry] += terms
+        return values
+    return values.index_add_(0, entry, terms)
+
+
+def _places(positions: np.ndarray, device: torch.device) -> Places:
+    """Positions as a slice where they are evenly spaced, else as indices, small where they fit."""
+    if len(positions) > 1:
+        step = int(positions[1] - positions[0])
+        if step > 0 and bool((np.diff(positions) == step).all()):
+            return slice(int(positions[0]), int(positions[-1]) + 1, step)
+    small = positions.max(initial=0) < 2**31
+    return torch.from_numpy(positions.astype(np.int32 if small else np.int64)).to(device)
+
+
+def _weight(weight: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor | float | None:
+    """Weights as one number where they are all the same; None for one."""
+    if len(weight) and bool((weight == weight[0]).all()):
+        return None if weight[0] == 1 else float(weight[0])
+    return torch.from_numpy(weight).to(dtype=dtype, device=device)
 
 
 def join_passes(answers: Sequence[Tensor]) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pullback.sparsity.call import Call, rule
-from pullback.sparsity.sets import Sets
 
 
 @rule("_fft_c2c", "_fft_r2c", "_fft_c2r")
-def transform(call: Call) -> Sets:
+def transform(call: Call) -> Any:
     """Each element depends on all elements along the transformed dimensions."""
     source, dims = call.args[:2]
     assert source.sets is not None

@@ -5,8 +5,9 @@ Within a matrix every element depends on all others, but a system's right-hand s
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-import torch
 
 from pullback.sparsity.call import Call, Operand, rule
 from pullback.sparsity.sets import Sets, union
@@ -15,32 +16,30 @@ from pullback.sparsity.sets import Sets, union
 _VECTORS = {"linalg_householder_product": (1,), "ormqr": (1,), "lu_unpack": (1,), "linalg_ldl_solve": (1,)}
 
 
-@rule("linalg_inv_ex", "inverse", "cholesky", "linalg_cholesky_ex", "cholesky_inverse", "linalg_lu", "linalg_lu_factor_ex",
-      "_lu_with_info", "linalg_ldl_factor_ex", "linalg_qr", "geqrf", "linalg_householder_product", "ormqr", "_linalg_svd",
-      "_linalg_eigh", "linalg_eig", "_linalg_eigvals", "linalg_eigvals", "_linalg_det", "_linalg_slogdet",
-      "linalg_matrix_exp", "linalg_lstsq", "linalg_pinv")  # fmt: skip
-def matrices(call: Call) -> list[Sets | None]:
+@rule("linalg_inv_ex", "inverse", "cholesky", "linalg_cholesky_ex", "cholesky_inverse", "linalg_lu", "_lu_with_info",
+      "linalg_lu_factor_ex", "linalg_ldl_factor_ex", "linalg_qr", "geqrf", "linalg_householder_product", "ormqr",
+      "_linalg_svd", "_linalg_eigh", "linalg_eig", "_linalg_eigvals", "linalg_eigvals", "_linalg_det",
+      "_linalg_slogdet", "linalg_matrix_exp", "linalg_lstsq", "linalg_pinv")  # fmt: skip
+def matrices(call: Call) -> Any:
     """All elements of a matrix, or what else there is for it, depend on all elements of the operands for it."""
     vectors = _VECTORS.get(call.op._schema.name.removeprefix("aten::"), ())
     operands = [
-        (operand, 1 if place in vectors else 2)
+        (operand, operand.ndim - (1 if place in vectors else 2))
         for place, operand in enumerate(call.args)
-        if isinstance(operand, Operand) and operand.sets is not None
+        if isinstance(operand, Operand)
     ]
-    if len(operands) != len(call.seeded):
+    leading = np.broadcast_shapes(*(operand.shape[: max(batch, 0)] for operand, batch in operands))
+    if len(operands) != len(call.operands) or any(shape[: len(leading)] != leading for shape in call.shapes):
         return NotImplemented
-    batch = max(operand.ndim - core for operand, core in operands)
-    leading = torch.broadcast_shapes(*(operand.shape[: operand.ndim - core] for operand, core in operands))
-    if any(shape[: len(leading)] != leading for shape in call.shapes):
-        return NotImplemented
+    seeded = [(operand, max(batch, 0)) for operand, batch in operands if operand.sets is not None]
     return [
-        union(shape, [_each(operand, operand.ndim - core, shape, len(shape) - batch) for operand, core in operands])
+        union(shape, [_each(operand, batch, shape, len(shape) - len(leading)) for operand, batch in seeded])
         for shape in call.shapes
     ]
 
 
 @rule("_linalg_solve_ex", "linalg_lu_solve", "cholesky_solve", "linalg_ldl_solve")
-def solve(call: Call) -> list[Sets | None]:
+def solve(call: Call) -> Any:
     """Each column of the solution (row, where the matrix is on the right) depends on that of the right-hand side."""
     named = call.named
     matrix, side = (named[name] for name in _SYSTEMS[call.op._schema.name.removeprefix("aten::")])
@@ -54,7 +53,7 @@ def solve(call: Call) -> list[Sets | None]:
 
 
 @rule("linalg_solve_triangular", "triangular_solve")
-def solve_triangular(call: Call) -> list[Sets | None]:
+def solve_triangular(call: Call) -> Any:
     """The same, and only on the elements that substitution has passed before."""
     named = call.named
     old = "A" in named

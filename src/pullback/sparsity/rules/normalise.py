@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pullback.sparsity.call import Call, rule
-from pullback.sparsity.sets import Sets
 
 
 @rule("cudnn_batch_norm_backward", "miopen_batch_norm_backward")
-def batch_norm_backward(call: Call) -> list[Sets | None]:
+def batch_norm_backward(call: Call) -> Any:
     """Each channel for itself: its elements, its scale and its shift."""
     gradient = call.argument(1, "grad_output")
     if call.seeded != [gradient]:
@@ -18,7 +19,7 @@ def batch_norm_backward(call: Call) -> list[Sets | None]:
 
 
 @rule("_weight_norm_interface_backward")
-def weight_norm_backward(call: Call) -> list[Sets | None]:
+def weight_norm_backward(call: Call) -> Any:
     """Each slice along the dimension that keeps its norms, for itself."""
     gradient, dim = call.args[0], call.argument(4, "dim")
     if call.seeded != [gradient]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from pullback.sparsity.sets import Sets, union
       "rrelu_with_noise_backward", "gelu_backward", "silu_backward", "threshold_backward", "huber_loss_backward",
       "mse_loss_backward", "smooth_l1_loss_backward", "soft_margin_loss_backward", "native_dropout_backward",
       "binary_cross_entropy_backward")  # fmt: skip
-def slope(call: Call) -> Sets:
+def slope(call: Call) -> Any:
     """Each element is the gradient's times a slope; nothing where the slope is known to be zero."""
     gradient, shape = call.args[0], call.shapes[0]
     if call.seeded != [gradient]:
@@ -29,7 +31,7 @@ def slope(call: Call) -> Sets:
 
 
 @rule("multi_margin_loss_backward", "multilabel_margin_loss_backward")
-def margin_loss_backward(call: Call) -> Sets:
+def margin_loss_backward(call: Call) -> Any:
     """Each sample's elements depend on the gradient of its loss."""
     gradient, shape = call.args[0], call.shapes[0]
     if call.seeded != [gradient]:
@@ -39,7 +41,7 @@ def margin_loss_backward(call: Call) -> Sets:
 
 
 @rule("_ctc_loss_backward")
-def ctc_loss_backward(call: Call) -> Sets:
+def ctc_loss_backward(call: Call) -> Any:
     """Each sequence's elements depend on the gradient of its loss; nothing beyond its length."""
     gradient, shape = call.args[0], call.shapes[0]
     if call.seeded != [gradient]:
@@ -53,7 +55,7 @@ def ctc_loss_backward(call: Call) -> Sets:
 
 
 @rule("_pdist_backward")
-def pdist_backward(call: Call) -> Sets:
+def pdist_backward(call: Call) -> Any:
     """The same for the distances within one set of points, listed by pairs."""
     gradient, (count, width) = call.args[0], call.shapes[0]
     if call.seeded != [gradient]:
@@ -65,7 +67,7 @@ def pdist_backward(call: Call) -> Sets:
 
 
 @rule("_embedding_bag_backward", "_embedding_bag_dense_backward")
-def embedding_bag_backward(call: Call) -> Sets:
+def embedding_bag_backward(call: Call) -> Any:
     """A row depends on the gradients of the bags that it is in."""
     gradient, indices = call.args[:2]
     if call.seeded != [gradient]:
@@ -82,7 +84,7 @@ def embedding_bag_backward(call: Call) -> Sets:
 
 
 @rule("_embedding_bag_per_sample_weights_backward")
-def bag_weights_backward(call: Call) -> Sets:
+def bag_weights_backward(call: Call) -> Any:
     """The weight of an index depends on the gradient of its bag."""
     gradient, indices = call.args[0], call.args[2]
     if call.seeded != [gradient]:
@@ -90,13 +92,15 @@ def bag_weights_backward(call: Call) -> Sets:
     bags = _bags(call, indices.numel, gradient.shape[0])
     if bags is None:
         return NotImplemented
-    return gradient.sets.reduce([1], keepdim=False).move(lambda part: part[bags]).scaled(None)
+    found = gradient.sets.reduce([1], keepdim=False).move(lambda part: part[bags]).scaled(None)
+    padding = call.named["padding_idx"]
+    return found if padding < 0 or indices.value is None else found.only(indices.value.cpu() != padding)
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_flash_attention_backward",
       "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward",
       "_scaled_dot_product_fused_attention_overrideable_backward")  # fmt: skip
-def attention_backward(call: Call) -> list[Sets | None]:
+def attention_backward(call: Call) -> Any:
     """Head by head; a query depends on its own gradient, keys and values on those of all queries that see them."""
     gradient = call.args[0]
     if call.seeded != [gradient] or gradient.ndim != 4:
@@ -142,7 +146,9 @@ def _from_queries(source: Sets, shape: tuple[int, ...], seen: Tensor | None) -> 
         by_key = source.relate(2, key, query, keys)
         by_key = by_key.only(seen.any(dim=2)[..., None].expand(*seen.shape[:2], keys, 1))
     if shape[1] != source.shape[1]:
-        by_key = by_key.reduce([1], keepdim=True)
+        # Neighbouring heads of queries share one of keys.
+        shared = by_key.move(lambda part: part.reshape(part.shape[0], shape[1], -1, *part.shape[2:]))
+        by_key = shared.reduce([2], keepdim=False)
     return by_key.expand(shape)
 
 
@@ -154,7 +160,7 @@ def _summed_to(source: Sets, shape: tuple[int, ...]) -> Sets:
 
 
 @rule("_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward")
-def cell_backward(call: Call) -> list[Sets | None]:
+def cell_backward(call: Call) -> Any:
     """Each hidden unit of each sample for itself; the gates lie side by side."""
     batch, hidden = next(operand.shape for operand in call.operands if operand.sets is not None)
     unit = union((batch, hidden), [operand.sets for operand in call.seeded if operand.sets is not None]).scaled(None)
@@ -170,7 +176,7 @@ def cell_backward(call: Call) -> list[Sets | None]:
 
 
 @rule("_cudnn_rnn_backward", "miopen_rnn_backward", "mkldnn_rnn_layer_backward")
-def recurrent_backward(call: Call) -> list[Sets | None]:
+def recurrent_backward(call: Call) -> Any:
     """Each sequence of the batch for itself; weights depend on all."""
     arguments = call.named
     dense = everything(call)
@@ -186,7 +192,9 @@ def recurrent_backward(call: Call) -> list[Sets | None]:
             over = [each for each in range(gradient.ndim) if each != dim]
             parts.append(gradient.sets.reduce(over, keepdim=False).scaled(None))
     batch = union((outer[0 if first else 1],), parts)
-    states = {arguments[name].shape for name in ("hx", "hx_", "cx", "cx_tmp") if isinstance(arguments.get(name), Operand)}
+    states = {
+        arguments[name].shape for name in ("hx", "hx_", "cx", "cx_tmp") if isinstance(arguments.get(name), Operand)
+    }
     for place, shape in enumerate(call.shapes):
         if place == 0 and shape == outer:
             dense[0] = batch.move(lambda part: part.reshape((-1, 1, 1) if first else (1, -1, 1))).expand(shape)
@@ -198,7 +206,8 @@ def recurrent_backward(call: Call) -> list[Sets | None]:
 def _bags(call: Call, count: int, bags: int) -> Tensor | None:
     """For each index the bag that it is in; None where that is not known."""
     named = call.named
-    offsets, direct = named.get("offsets"), named["offset2bag"]
+    offsets: Operand | None = named.get("offsets")
+    direct: Operand | None = named["offset2bag"]
     if offsets is not None and offsets.value is not None:
         starts = offsets.value.cpu().long()
         return (torch.searchsorted(starts, torch.arange(count), right=True) - 1).clamp(max=bags - 1)
