@@ -132,7 +132,7 @@ class Prepared:
         call = self._preparation.at(args)
         return Jacobian(Deferred(self._make(args), self._preparation.like), self._options, call)
 
-    def batch(self, *args: Any, in_dims: int | None | tuple[int | None, ...] = 0) -> Tensor:
+    def batch(self, *args: Any, in_dims: int | tuple[int | None, ...] | None = 0) -> Tensor:
         """The Jacobians at a batch of points, which share the pattern.
 
         Args:

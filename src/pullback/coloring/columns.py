@@ -94,10 +94,11 @@ def search(graph: Graph, which: Ints, needed: Mask, bound: int, budget: float) -
         if found is None:
             return None
         if best is None or found[1] < best.count:
-            best = Coloring("columns", *found, bound, name)
+            first, best = best is None, Coloring("columns", *found, bound, name)
+            if first and best.count > bound and not len(needed):
+                # A lattice is found in little time or not at all, and beats every order where there is one.
+                best = modular(graph, best, Clock(budget))
     assert best is not None
-    if best.count > bound and not len(needed):
-        best = modular(graph, best, clock)
     return _iterate(graph, best, needed, clock)
 
 

@@ -234,7 +234,8 @@ class Jacobian(Operator):
     def sparse(self, layout: str = "csr", *, blocksize: tuple[int, int] | None = None) -> Any:
         """J as a sparse matrix ``(m, n)``: the pattern's entries, a few compressed passes for all of them.
 
-        Entries that the pattern holds are stored, also where they happen to be zero at this x.
+        Entries that the pattern holds are stored, also where they happen to be zero at this x. The torch matrices of
+        one prepared Jacobian share their index tensors.
 
         Args:
             layout: ``"csr"``, ``"csc"``, ``"coo"`` or ``"bsr"`` for a torch tensor on the inputs' device, ``"scipy"``
@@ -260,17 +261,21 @@ class Jacobian(Operator):
                 "a sparse Jacobian cannot be made inside a torch.func transform", got=found, fix="J.dense() can"
             )
         if isinstance(found, str):
-            matrix = self.matrix()
-            self.plan().note(f"the pattern is that of the numbers: {found}")
-            pattern = Pattern.of(matrix)
-            return assemble(pattern, matrix[matrix != 0], layout, blocksize)
+            return self._sparse_from_numbers(found, layout, blocksize)
         if self._prepared is not None:
             values, plan = self._prepared.entries(self._passes)
         else:
-            built, plan = self._build("sparse")
+            try:
+                built, plan = self._build("sparse")
+            except StrategyError as error:
+                if self._options.strategy != "auto" or self._options.strict:
+                    raise
+                return self._sparse_from_numbers(error.got, layout, blocksize)
             values = entries_of(built, self.inputs)
         self._plan = plan
-        return assemble(self.pattern, values.to(self.inputs.dtype), layout, blocksize)
+        values = values.to(self.inputs.dtype)
+        values = values if self._options.create_graph else values.detach()
+        return assemble(self.pattern, values, layout, blocksize, share=self._prepared is not None)
 
     def blocks(self) -> Tensor:
         """The per-example Jacobians ``(batch, m_i, n_i)`` of a batch whose examples do not mix.
@@ -331,6 +336,12 @@ class Jacobian(Operator):
                     blocks.append(torch.zeros((row.numel, column.numel), dtype=column.dtype, device=column.device))
             grid.append(blocks)
         return grid
+
+    def _sparse_from_numbers(self, why: str, layout: str, blocksize: tuple[int, int] | None) -> Any:
+        """Where no pattern can be relied on: every entry is computed, and those that are not zero are stored."""
+        matrix = self.matrix()
+        self.plan().note(f"every entry was computed, and the pattern is that of the numbers: {why}")
+        return assemble(Pattern.of(matrix), matrix[matrix != 0], layout, blocksize)
 
     def _structure(self) -> Structure | str:
         """The structure of the live part; where nothing is live, that of nothing."""

@@ -183,7 +183,8 @@ class Preparation:
     def points(self, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The inputs in the memory layout that the program was recorded with."""
         views = self.structure.program.points
-        return tuple(laid_like(leaf.detach(), view.shape, view.stride) for leaf, view in zip(leaves, views, strict=True))
+        pairs = zip(leaves, views, strict=True)
+        return tuple(laid_like(leaf.detach(), view.shape, view.stride) for leaf, view in pairs)
 
     def _build_with_care(self, passes: Passes) -> tuple[Tensor, Plan]:
         """The function itself is called, and something has changed that the pattern may rest on."""

@@ -44,7 +44,9 @@ def full_pattern(lin: Linearization, found: Structure) -> Pattern:
     )
 
 
-def assemble(pattern: Pattern, values: Tensor, layout: str, blocksize: tuple[int, int] | None = None) -> Any:
+def assemble(
+    pattern: Pattern, values: Tensor, layout: str, blocksize: tuple[int, int] | None = None, *, share: bool = False
+) -> Any:
     """A sparse matrix from the entries of a pattern, row after row.
 
     Args:
@@ -53,6 +55,7 @@ def assemble(pattern: Pattern, values: Tensor, layout: str, blocksize: tuple[int
         layout: ``"csr"``, ``"csc"``, ``"coo"`` or ``"bsr"`` for a torch tensor, ``"scipy"`` for a SciPy CSR array
             (half precision as float32).
         blocksize: For ``"bsr"``: the size of a block; None for the largest that the pattern is made of.
+        share: Use the same index tensors for all matrices of this pattern.
     """
     if layout == "scipy":
         import scipy.sparse  # noqa: PLC0415  only where it is asked for
@@ -63,7 +66,7 @@ def assemble(pattern: Pattern, values: Tensor, layout: str, blocksize: tuple[int
         return scipy.sparse.csr_array(
             (numbers.numpy(), pattern.indices.copy(), pattern.indptr.copy()), shape=pattern.shape
         )
-    crow, column = _index_tensors(pattern, values.device)
+    crow, column = _index_tensors(pattern, values.device) if share else pattern.to_torch(values.device)
     matrix = compressed(crow, column, values, pattern.shape)
     if layout == "csr":
         return matrix

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pullback.autodiff.closures import held_by
 from pullback.autodiff.linearize import Linearization, Recorded
 from pullback.autodiff.program import NotRecordable
-from pullback.errors import warn
+from pullback.errors import PullbackError, warn
+from pullback.executors.local import first_line
+from pullback.executors.memory import is_out_of_memory
+from pullback.sparsity.sets import TooManyEntries
 from pullback.sparsity.structure import Structure, nothing, structure
 
 
@@ -25,12 +28,21 @@ def find(lin: Linearization, *, local: bool, free: frozenset[int] = frozenset())
         program = lin.record("reverse")
     except NotRecordable as error:
         return str(error)
+    except PullbackError:
+        raise
+    except Exception as error:  # f has run before; what fails now is to look at it while it runs
+        if is_out_of_memory(error):
+            raise
+        return f"the program cannot be recorded: {first_line(error)}"
     if program.escaped:
         return f"numbers leave torch on the way: {', '.join(program.escaped[:3])}"
     varying = free | {id(buffer) for module in held_by(lin.problem.f).modules for buffer in module.buffers()}
-    found = structure(
-        program, local=local, fixed=lambda _, tensor: not tensor.requires_grad and id(tensor) not in varying
-    )
+    try:
+        found = structure(
+            program, local=local, fixed=lambda _, tensor: not tensor.requires_grad and id(tensor) not in varying
+        )
+    except TooManyEntries as error:
+        return str(error)
     for name, line in found.unknown.items():
         note = f"no sparsity rule for {name} ({line}): all of its results are taken to depend on all of its operands"
         found.notes.append(note)

@@ -102,7 +102,7 @@ class Call:
         return self.op(*args, **kwargs)
 
 
-Rule = Callable[[Call], "Sets | None | list[Sets | None]"]
+Rule = Callable[[Call], "Sets | list[Sets | None] | None"]
 
 RULES: Registry[Rule] = Registry("sparsity rule", "pullback.sparsity.rules")
 

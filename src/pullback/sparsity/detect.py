@@ -184,7 +184,8 @@ def decisions(program: Program, varying: frozenset[int]) -> list[tuple[View, Lin
     found: dict[View, Line | None] = {}
     for step in program.steps:
         name = base_name(step.op)
-        number = bool(step.reads) and bool(step.outs) and all(isinstance(o, bool | int | float | complex) for o in step.outs)
+        plain = bool(step.outs) and all(isinstance(out, bool | int | float | complex) for out in step.outs)
+        number = bool(step.reads) and plain
         if (number and name not in METADATA) or name in DECIDING:
             looked_at = step.reads[:1] if name in DECIDING else step.reads
         else:

@@ -1,14 +1,15 @@
-"""Factor: split a program where only constant operations follow.
+"""Factor: split a program where only constant operations follow, and where only constant operations went before.
 
 The tail of a pass often moves, scales and sums elements by constants: slices, rolls, gathers and concatenations of the
 function become pads, rolls and scatters of its reverse pass. The answers are then ``T z`` with a constant matrix T
-and z, the tensors at the *frontier*, so ``J = T (dz/du)``, and dz/du takes fewer colours than J: each copy of a
-gathered element is an element of its own.
+and z, the tensors at the *frontier*. Its head often does the same to the seed u, as sums and scatters at the end of the
+function become gathers: ``w = H u``. So ``Jᵀ = T (dz/dw) H``, and dz/dw takes fewer colours than J: each copy of an
+element is an element of its own.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,15 @@ LARGEST_FRONTIER = 24
 
 # Linear in their seeded operands with coefficients that are constants if their other operands are.
 LINEAR = {
-    "add", "sub", "rsub", "neg", "mul", "div", "where", "masked_fill", "sum", "mean", "index_put", "_index_put_impl",
-    "_unsafe_index_put", "scatter_add", "index_add", "index", "gather", "index_select", "_unsafe_index", "scatter",
-    "embedding_dense_backward", "zero", "fill", "clone", "copy", "_to_copy", "roll", "flip", "rot90",
-    "constant_pad_nd", "slice_backward", "select_backward", "diagonal_backward", "cat", "stack", "repeat", "tril", "triu",
-    "diag_embed", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter", "_unsafe_view",
-    "unfold_backward", "_reshape_copy", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
+    "add", "sub", "rsub", "neg", "mul", "div", "where", "masked_fill", "sum", "mean", "index_put",
+    "_index_put_impl", "_unsafe_index_put", "scatter_add", "index_add", "index", "gather", "index_select",
+    "_unsafe_index", "scatter", "embedding_dense_backward", "zero", "fill", "clone", "copy", "_to_copy", "roll",
+    "flip", "rot90", "constant_pad_nd", "slice_backward", "select_backward", "diagonal_backward", "cat", "stack",
+    "repeat", "tril", "triu", "diag_embed", "slice_scatter", "select_scatter", "diagonal_scatter",
+    "as_strided_scatter", "_unsafe_view", "unfold_backward", "reflection_pad1d_backward",
+    "reflection_pad2d_backward", "reflection_pad3d_backward", "replication_pad1d_backward",
+    "replication_pad2d_backward", "replication_pad3d_backward", "_reshape_copy", "pixel_shuffle",
+    "pixel_unshuffle", "channel_shuffle",
 }  # fmt: skip
 
 # Those among them that work on each element alone.
@@ -55,16 +59,16 @@ class Frontier:
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """``answers = T z + C u``, where z is a function of the seed u that takes passes, and T and C are constants.
+    """``answers = T z + C w`` with ``w = H u``: z is a function of w that takes passes; T, C and H are constants.
 
     Attributes:
         frontier: The tensors that make up z.
-        inner: The pattern of dz/du, ``(elements of z, size of the seed)``.
+        inner: The pattern of dz/dw, ``(elements of z, elements of w)``.
         element: For each entry of T: the element of the answers, laid end to end.
         position: For each entry of T: the element of z.
         weight: For each entry of T: its value.
-        constant: C, ``(elements of the answers, size of the seed)``.
-        unknown: Operations without a rule, by name, with the line of the first.
+        constant: C, ``(elements of the answers, elements of w)``.
+        head: w and H; None where w is the seed itself.
     """
 
     frontier: tuple[Frontier, ...]
@@ -73,14 +77,89 @@ class Factors:
     position: np.ndarray
     weight: np.ndarray
     constant: sp.coo_matrix
-    unknown: dict[str, str]
+    head: Head | None = None
+
+    @property
+    def bound(self) -> int:
+        """No coloring takes fewer passes: the most elements of w that one element of z depends on."""
+        return int(np.diff(self.inner.indptr).max(initial=0))
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """What constant operations make of the seed, before anything else reads it.
+
+    Attributes:
+        views: The tensors that make up w.
+        matrix: H, ``(elements of w, size of the seed)``.
+    """
+
+    views: tuple[View, ...]
+    matrix: sp.csr_matrix
 
 
 Node = tuple[int, int]
 
 
 def factors(program: Program, trust: Trust) -> Factors | str:
-    """The factors of a program, or why it is not split."""
+    """The factors of a program, or why it is not split; its head is split off where that takes fewer passes."""
+    plain = _behind(program, trust)
+    found = _head(program, trust)
+    if found is None:
+        return plain
+    head, rest = found
+    split = _behind(replace(program, seeds=head.views, steps=rest), trust)
+    if isinstance(split, str) or (isinstance(plain, Factors) and plain.bound <= split.bound):
+        return plain
+    return replace(split, head=head)
+
+
+def _head(program: Program, trust: Trust) -> tuple[Head, list[Step]] | None:
+    """What constant operations make of the seed, and the steps after them; None where they make nothing new of it."""
+    seeded, wholes = seeded_nodes(program), producers(program)
+    made = {(view.storage, view.version) for view in program.seeds}
+    walk, rules = Walk(program, trust), RULES.all()
+    inside: set[int] = set()
+    for index, step in enumerate(program.steps):
+        reads = [node for view in step.reads if (node := (view.storage, view.version)) in seeded]
+        constant = not is_alias(step) and not step.writes and bool(reads) and all(node in made for node in reads)
+        if constant and _is_constant_linear(step, seeded, trust):
+            walk.advance(step, rules)
+            inside.add(index)
+            made.update((view.storage, view.version) for view in step.results)
+    rest = [step for index, step in enumerate(program.steps) if index not in inside]
+    views = [view for step in rest if not is_alias(step) for view in step.reads]
+    views += [answer for answer in program.answers if answer is not None]
+    nodes = [node for node in dict.fromkeys((view.storage, view.version) for view in views) if node in made]
+    if not nodes or any(node not in wholes for node in nodes):
+        return None
+    tensors = tuple(wholes[node] for node in nodes)
+    size, width = sum(view.numel for view in tensors), walk.root.size
+    if tensors == program.seeds or size > LARGEST_FRONTIER * max(width + sum(program.sizes_of_answers), 1):
+        return None
+    matrix = _weighted_rows(walk, tensors)
+    return None if matrix is None else (Head(tensors, matrix), rest)
+
+
+def _weighted_rows(walk: Walk, views: tuple[View, ...]) -> sp.csr_matrix | None:
+    """What tensors are of the seed, as a matrix; None where a weight is not constant."""
+    parts: list[tuple[Any, ...]] = []
+    start = 0
+    for view in views:
+        found = walk.memory.read(view)
+        for term in found.terms if found is not None else ():
+            if term.weight is None:
+                return None
+            element, position, weight = entries(term)
+            weight = weight if isinstance(weight, np.ndarray) else np.full(len(element), float(weight))
+            parts.append((element + start, position, weight))
+        start += view.numel
+    rows, columns, values = _joined(parts)
+    return sp.coo_matrix((values, (rows, columns)), shape=(start, walk.root.size)).tocsr()
+
+
+def _behind(program: Program, trust: Trust) -> Factors | str:
+    """The factors of a program behind its cut, or why it is not split."""
     if any(view.dtype.is_complex for step in program.steps for view in step.results):
         return "complex numbers on the way"
     seeded, wholes = seeded_nodes(program), producers(program)
@@ -237,7 +316,6 @@ class _Behind:
             sp.vstack(stacked, format="csr", dtype=bool),
             *_joined(varying),
             sp.coo_matrix((values, (rows, columns)), shape=(offset, self._walk.root.size)),
-            self._walk.unknown,
         )
 
 

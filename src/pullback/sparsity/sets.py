@@ -25,6 +25,8 @@ MOST_TERMS = 24
 SHORT = 4
 # A relation of more pairs than this is taken for one of all with all.
 MOST_ENTRIES = 2**28
+# A pattern of more entries than this is as good as dense.
+MOST_LISTED = 2 * 10**8
 
 Weight = float | Tensor | None
 
@@ -302,11 +304,26 @@ def entries(term: Term) -> tuple[np.ndarray, np.ndarray, Any]:
         return elements, picked, weight
     starts, stops = term.rows.indptr[picked], term.rows.indptr[picked + 1]
     counts = stops - starts
+    check_count(int(counts.sum()))
     where = ranges(starts, counts)
     if weight is not None:
         scale = np.repeat(weight, counts) if isinstance(weight, np.ndarray) else weight
         weight = term.rows.data[where] * scale
     return np.repeat(elements, counts), term.rows.indices[where], weight
+
+
+class TooManyEntries(Exception):
+    """Why a pattern is not put together."""
+
+
+def check_count(count: int) -> None:
+    """Refuse to list more entries than memory is likely to hold.
+
+    Raises:
+        TooManyEntries: There are too many.
+    """
+    if count > MOST_LISTED:
+        raise TooManyEntries(f"the pattern has up to {count:,} entries, too many to be worth listing")
 
 
 def count_entries(term: Term) -> int:
@@ -348,9 +365,11 @@ def merged(sets: Sets, width: int) -> sp.csr_matrix:
 def pattern_matrix(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> sp.csr_matrix:
     """A bool matrix from coordinates, which may repeat; sorted, without duplicates."""
     data = np.ones(len(rows), dtype=bool)
-    # Two counting sorts order the entries by row and column.
-    matrix = sp.coo_matrix((data, (rows, columns)), shape=shape).tocsc(copy=False).tocsr()
-    matrix.has_sorted_indices = True
+    # Two counting sorts order the entries by row and column; SciPy would also sort in between.
+    coordinates = sp.coo_matrix((data, (rows, columns)), shape=shape)
+    coordinates.has_canonical_format = True
+    matrix = coordinates.tocsc(copy=False).tocsr()
+    matrix.has_sorted_indices, matrix.has_canonical_format = True, False
     matrix.sum_duplicates()
     matrix.data = np.ones(matrix.nnz, dtype=bool)
     return matrix

@@ -28,24 +28,24 @@ from pullback.data.coloring import Bicoloring, Coloring, SymmetricColoring
 from pullback.sparsity.detect import Trust, Walk, base_name, decisions, varying_storages
 from pullback.sparsity.factor import Factors, factors
 from pullback.sparsity.gather import Gather
-from pullback.sparsity.sets import Term, count_entries, entries, pattern_matrix, ranges
+from pullback.sparsity.sets import Term, check_count, count_entries, entries, pattern_matrix, ranges
 from pullback.sparsity.waist import Waist, waist
 
 
 @dataclass(frozen=True, eq=False)
 class Contributions:
-    """The entries of J as sums over elements of the frontier: ``J[i, j] += weight * (dz/du)[z, i]``.
+    """The entries of J as sums over elements of the frontier: ``J[i, j] += weight * (dz/dw)[z, w]``.
 
     Attributes:
         entry: For each contribution the entry of J, counted along its rows; rising.
-        seed: The row i.
+        w: The element of w, which is the row i itself where the program has no head.
         z: The element of the frontier.
         weight: The constant factor.
         constant: What each entry is beside them.
     """
 
     entry: np.ndarray
-    seed: np.ndarray
+    w: np.ndarray
     z: np.ndarray
     weight: np.ndarray
     constant: np.ndarray
@@ -76,8 +76,7 @@ class Structure:
 
     Attributes:
         program: The reverse pass that it was found from.
-        factors: The program split where only constant operations follow, or why it is not split.
-        terms: Where it is not split, what the answers depend on, and where each begins among all of them.
+        terms: What the answers depend on, and where each begins among all of them.
         local: Whether it holds at this point only.
         about: What it rests on.
         notes: What a reader of the plan should know.
@@ -86,7 +85,6 @@ class Structure:
     """
 
     program: Program
-    factors: Factors | str
     terms: list[tuple[Term, int]]
     local: bool
     about: About
@@ -108,16 +106,12 @@ class Structure:
     @cached_property
     def most_entries(self) -> int:
         """The pattern has no more entries than this; known before it is put together."""
-        if isinstance(self.factors, Factors):
-            counts = np.diff(self.factors.inner.indptr)
-            return int(counts[self.factors.position].sum()) + int(self.factors.constant.nnz)
         return sum(count_entries(term) for term, _ in self.terms)
 
     @cached_property
     def pattern(self) -> sp.csr_matrix:
         """The pattern: bool, ``(m, n)``, sorted, without duplicates."""
-        if isinstance(self.factors, Factors):
-            return self._assembled[0]
+        check_count(self.most_entries)
         rows, columns = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int32)]
         for term, start in self.terms:
             element, seed, _ = entries(term)
@@ -125,15 +119,18 @@ class Structure:
             columns.append(element + start)
         return pattern_matrix(np.concatenate(rows), np.concatenate(columns), self.shape)
 
-    @property
-    def contributions(self) -> Contributions:
-        """How the entries are put together from the frontier, where the program is split."""
-        return self._assembled[1]
+    @cached_property
+    def factors(self) -> Factors | str:
+        """The program split where only constant operations follow, or why it is not split."""
+        if self.local:
+            return "a local pattern is not split"
+        return factors(self.program, Trust(False, self.about.varying))
 
     @cached_property
-    def _assembled(self) -> tuple[sp.csr_matrix, Contributions]:
+    def contributions(self) -> Contributions:
+        """How the entries are put together from the frontier, where the program is split."""
         assert isinstance(self.factors, Factors)
-        return _put_together(self.factors)
+        return _contributions(self.factors, self.pattern)
 
     def coordinates(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The row and the column of each entry."""
@@ -200,8 +197,8 @@ class Structure:
 
     @cached_property
     def inner_bound(self) -> int:
-        """No coloring of the cut takes fewer passes: the most seeds that one element of the frontier depends on."""
-        return int(np.diff(self.factors.inner.indptr).max(initial=0)) if isinstance(self.factors, Factors) else 0
+        """No coloring of the cut takes fewer passes."""
+        return self.factors.bound if isinstance(self.factors, Factors) else 0
 
     @cached_property
     def waist(self) -> Waist | None:
@@ -214,10 +211,16 @@ class Structure:
         assert isinstance(self.factors, Factors)
         return tuple(each.view for each in self.factors.frontier)
 
+    @property
+    def inner_seeds(self) -> tuple[View, ...]:
+        """The tensors where the seeds of the split program go in."""
+        assert isinstance(self.factors, Factors)
+        return self.factors.head.views if self.factors.head is not None else self.program.seeds
+
     @cached_property
     def to_frontier(self) -> Replay:
-        """The program cut down to the frontier."""
-        return replay(self.program, self.frontier)
+        """The program cut down to what is between its head and the frontier."""
+        return replay(replace(self.program, seeds=self.inner_seeds), self.frontier, stand_ins=self.program.seeds)
 
     @cached_property
     def to_answers(self) -> Replay:
@@ -260,9 +263,6 @@ def structure(program: Program, *, local: bool, fixed: Callable[[int, Tensor], b
         _no_replay(program),
         varying,
     )
-    split = factors(program, Trust(False, varying)) if not local else "a local pattern is not split"
-    if isinstance(split, Factors):
-        return Structure(program, split, [], local, about, unknown=split.unknown)
     walk = Walk(program, Trust(local, varying))
     walk.run()
     terms = []
@@ -271,7 +271,7 @@ def structure(program: Program, *, local: bool, fixed: Callable[[int, Tensor], b
         found = walk.memory.read(answer) if answer is not None else None
         terms += [(term, start) for term in found.terms] if found is not None else []
         start += size
-    return Structure(program, split, terms, local, about, unknown=walk.unknown)
+    return Structure(program, terms, local, about, unknown=walk.unknown)
 
 
 def _no_replay(program: Program) -> str:
@@ -287,47 +287,43 @@ def _no_replay(program: Program) -> str:
 
 def nothing() -> Structure:
     """The structure of a Jacobian without live outputs or inputs."""
-    return Structure(Program("reverse"), "there is nothing to split", [], local=False, about=About())
+    return Structure(Program("reverse"), [], local=False, about=About())
 
 
-def _put_together(split: Factors) -> tuple[sp.csr_matrix, Contributions]:
-    """The pattern of ``T (dz/du) + C``, transposed, and where each of its entries comes from."""
+def _contributions(split: Factors, pattern: sp.csr_matrix) -> Contributions:
+    """Where each entry of ``(T (dz/dw) + C) H``, transposed, comes from."""
     inner = split.inner
-    counts = np.diff(inner.indptr)[split.position]
-    where = ranges(inner.indptr[split.position], counts)
-    seed = inner.indices[where]
-    element = np.repeat(split.element, counts)
-    constant = split.constant
-    rows = np.concatenate([seed, constant.col])
-    columns = np.concatenate([element, constant.row])
-    shape = (constant.shape[1], constant.shape[0])
-    pattern, entry, order = grouped(rows, columns, shape)
-    is_constant = order >= len(seed)
-    summands = constant.data[order[is_constant] - len(seed)]
-    fixed = np.bincount(entry[is_constant], weights=summands, minlength=pattern.nnz)
-    chosen = order[~is_constant]
-    z = np.repeat(split.position, counts)[chosen]
-    weight = np.repeat(split.weight, counts)[chosen]
-    return pattern, Contributions(entry[~is_constant], seed[chosen], z, weight, fixed)
+    which, w = _expanded(inner, split.position)
+    element, z, weight = split.element[which], split.position[which], split.weight[which]
+    row, constant = w, split.constant
+    if split.head is not None:
+        again, row = _expanded(split.head.matrix, w)
+        factor = split.head.matrix.data[ranges(split.head.matrix.indptr[w], np.diff(split.head.matrix.indptr)[w])]
+        element, z, w, weight = element[again], z[again], w[again], weight[again] * factor
+        constant = (constant.tocsr() @ split.head.matrix).tocoo()
+    # Entries are looked up by their numbers, from 1 on, as the values of the pattern.
+    numbers = np.arange(1, pattern.nnz + 1, dtype=np.int64)
+    numbered = sp.csr_matrix((numbers, pattern.indices, pattern.indptr), shape=pattern.shape)
+    entry = _looked_up(numbered, row, element)
+    fixed = _looked_up(numbered, constant.col, constant.row)
+    order = _counting_order(entry, pattern.nnz)
+    total = np.bincount(fixed, weights=constant.data, minlength=pattern.nnz)
+    return Contributions(entry[order], w[order], z[order], weight[order], total)
 
 
-def grouped(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> tuple[sp.csr_matrix, Any, Any]:
-    """A pattern from coordinates that may repeat, and where they went.
+def _expanded(matrix: sp.csr_matrix, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All entries of some rows, one row after the other: which of the rows, and the column."""
+    counts = np.diff(matrix.indptr)[rows]
+    return np.repeat(np.arange(len(rows)), counts), matrix.indices[ranges(matrix.indptr[rows], counts)]
 
-    Returns:
-        The pattern; for each coordinate, in sorted order, its entry; and the sorted order.
-    """
-    by_column = _counting_order(columns, shape[1])
-    order = by_column[_counting_order(rows[by_column], shape[0])]
-    row, column = rows[order], columns[order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
-    entry = np.cumsum(new) - 1
-    indptr = np.zeros(shape[0] + 1, dtype=np.int64)
-    np.cumsum(np.bincount(row[new], minlength=shape[0]), out=indptr[1:])
-    pattern = sp.csr_matrix((np.ones(int(new.sum()), dtype=bool), column[new], indptr), shape=shape)
-    pattern.has_canonical_format = True
-    return pattern, entry, order
+
+def _looked_up(numbered: sp.csr_matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """The places of coordinates among the entries of a pattern."""
+    if not len(rows):
+        return np.zeros(0, dtype=np.int64)
+    found = np.asarray(numbered[rows, columns]).reshape(-1) - 1
+    assert found.min() >= 0, "the cut has an entry that the pattern lacks"
+    return found
 
 
 def _counting_order(keys: np.ndarray, size: int) -> np.ndarray:

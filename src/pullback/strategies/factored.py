@@ -22,10 +22,10 @@ SHARE = 0.9
 
 @strategy
 class Factored(Compressed):
-    """``J = (dz/du)ᵀ Tᵀ``: passes from the outputs to the cut z only; T is constant and costs none.
+    """``Jᵀ = T (dz/dw) H``: passes only from w to the cut z; H and T are constant and cost none.
 
-    Each copy of a gathered element is an element of z of its own, so rows that meet in J need not meet in dz/du: a
-    stencil takes as many passes as it has fields, bundle adjustment two.
+    Each copy of a gathered element is an element of z of its own, and each summand of an output one of w, so rows that
+    meet in J need not meet in dz/dw: a stencil takes as many passes as it has fields or fewer, bundle adjustment two.
     """
 
     name = "factored"
@@ -35,8 +35,8 @@ class Factored(Compressed):
             return Refusal(structure.factors)
         if facts.create_graph:
             return Refusal("a recorded program cannot be differentiated again")
-        if not tail_matters(structure):
-            return Refusal("no constant operation follows that could be split off")
+        if not tail_matters(structure) and structure.factors.head is None:
+            return Refusal("no constant operation could be split off")
         if facts.elsewhere:
             return Refusal("the program was recorded at another point")
         if not structure.frontier:
@@ -51,7 +51,8 @@ class Factored(Compressed):
         size = structure.shape[1]
         assert isinstance(structure.factors, Factors)
         length = structure.factors.inner.shape[0]
-        why = f"cut behind {length:,} elements, of which {size:,} inputs are constant sums: {coloring}"
+        before = "" if structure.factors.head is None else f"from {structure.factors.inner.shape[1]:,} copies of outputs "
+        why = f"{before}to {length:,} elements of which {size:,} inputs are constant sums: {coloring}"
         return Bid("reverse", coloring.count, self._bytes(structure, coloring.count), why, share=SHARE)
 
     def senders(self, facts: Facts, structure: Structure) -> list[Sender]:
@@ -64,7 +65,8 @@ class Factored(Compressed):
         return {"reverse to the cut": sender.one(coefficients)}, space_of(structure.frontier)
 
     def seeds(self, facts: Facts, bid: Bid, start: int, stop: int) -> tuple[Tensor, ...]:
-        return colored_seeds(facts.rows, known(facts).inner.colors, start, stop)
+        structure = known(facts)
+        return colored_seeds(space_of(structure.inner_seeds), structure.inner.colors, start, stop)
 
     def entries(self, facts: Facts, bid: Bid, structure: Structure, answers: Sequence[Tensor]) -> Tensor:
         return cut_gather(structure, facts.columns)(answers)
@@ -89,7 +91,7 @@ def cut_gather(structure: Structure, columns: Space) -> Gather:
         assert isinstance(structure.factors, Factors)
         length = structure.factors.inner.shape[0]
         colors = structure.inner.colors.astype(np.int64)
-        source = colors[found.seed] * length + found.z
+        source = colors[found.w] * length + found.z
         structure.gathers[key] = Gather.sums(
             found.entry, source, found.weight, found.constant, columns.dtype, columns.device
         )
