@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 import torch.autograd.forward_ad as forward_ad
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 from pullback.autodiff.program import Recorder, as_views
 from pullback.sparsity.detect import Trust, Walk, varying_storages

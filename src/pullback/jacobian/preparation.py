@@ -21,7 +21,7 @@ from pullback.jacobian.passes import Passes
 from pullback.jacobian.sparse import full_pattern
 from pullback.plan import Plan, choose
 from pullback.sparsity.structure import Structure
-from pullback.strategies.base import STRATEGIES, Facts, Grid
+from pullback.strategies.base import STRATEGIES, Bid, Facts, Grid
 from pullback.strategies.compressed import Compressed, Sender, spread
 
 Values = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
@@ -85,7 +85,7 @@ class Kernel:
 
     def __call__(self, points: Sequence[Tensor], captured: Sequence[Tensor]) -> Tensor:
         with torch.no_grad():
-            return self.run(list(points), list(captured))
+            return self.run(list(points), list(captured[: len(self.captured)]))
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,25 @@ class Call:
         """The entries among zeros: a matrix for each live output and input."""
         values, plan = self.entries(passes)
         return spread(facts_of(passes, "sparse", holomorphic=False), self.preparation.structure, values), plan
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a strategy's entries are evaluated at other points.
+
+    Attributes:
+        name: The strategy.
+        guards: What has to hold.
+        before_course: How many of the guarded tensors come before those that the program's course needs.
+        kernel: The recorded program and the recovery; None where the function is called.
+        why: Why there is no kernel.
+    """
+
+    name: str
+    guards: Guards
+    before_course: int = 0
+    kernel: Kernel | None = None
+    why: str = ""
 
 
 class Preparation:
@@ -140,12 +159,13 @@ class Preparation:
         self.plan = choose(facts, self.pattern.shape, strategy, passes.seconds)
         for note in (*lin.notes, *passes.notes, *found.notes):
             self.plan.note(note)
-        self._kernel, why = self._make_kernel(facts, args)
-        self.no_replay = why
-        if why:
-            self.plan.note(f"the program is not replayed, the function is called at each point: {why}")
+        self._kernel: Kernel | None = None
+        self._limit = passes.executor.limit(lin.inputs.device)
+        self._use(self._way(facts, args, self.plan.chosen))
+        if self.no_replay:
+            self.plan.note(f"the program is not replayed, the function is called at each point: {self.no_replay}")
         if compile:
-            self._compile(self.points(lin.problem.leaves))
+            self._compile(facts, args)
 
     def at(self, args: tuple[Any, ...]) -> Call:
         """The preparation at a call, after its arguments were checked.
@@ -207,21 +227,27 @@ class Preparation:
         self.plan.note(text)
         return _build(passes, "auto")
 
-    def _make_kernel(self, facts: Facts, args: tuple[Any, ...]) -> tuple[Kernel | None, str]:
-        """The kernel of the chosen strategy, or why there is none."""
-        program, chosen = self.structure.program, STRATEGIES.all()[self.plan.chosen]
-        offer = self.plan.bid(self.plan.chosen)
-        self.guards = Guards(self.like.problem.f, args, self.like.problem.leaves, ())
+    def _use(self, way: Way) -> None:
+        """Evaluate in this way from now on."""
+        self.guards, self._kernel, self.no_replay = way.guards, way.kernel, way.why
+        self._before_course = way.before_course
+        self.plan.chosen = way.name
+
+    def _way(self, facts: Facts, args: tuple[Any, ...], name: str) -> Way:
+        """A strategy's kernel and guards, or why there is no kernel."""
+        program, chosen = self.structure.program, STRATEGIES.all()[name]
+        offer = self.plan.bid(name)
+        unguarded = Guards(self.like.problem.f, args, self.like.problem.leaves, ())
         why = self.structure.about.no_replay
         if why:
-            return None, why
+            return Way(name, unguarded, why=why)
         if not isinstance(chosen, Compressed):
-            return None, f"{chosen.name} knows no recorded program"
+            return Way(name, unguarded, why=f"{chosen.name} knows no recorded program")
         try:
             senders = chosen.senders(facts, self.structure)
             graphs = [sender.graph for sender in senders] + [self.structure.course]
         except (NotRecordable, KeyError) as error:
-            return None, f"the recorded program cannot be cut down: {error}"
+            return Way(name, unguarded, why=f"the recorded program cannot be cut down: {error}")
         about = self.structure.about
         # The pattern and the constant factor rest on constants that no graph needs any more.
         constants = [index for index, tensor in program.captured.items() if id(tensor) in about.constants]
@@ -242,28 +268,26 @@ class Preparation:
         )
         if guards.unseen:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in guards.unseen[:3])
-            return None, f"tensors were used whose origin is not seen: shape {shapes}"
-        self.guards = guards
-        self._before_course = sum(len(graph.captured) for graph in graphs[:-1])
+            return Way(name, unguarded, why=f"tensors were used whose origin is not seen: shape {shapes}")
+        before = sum(len(graph.captured) for graph in graphs[:-1])
         if not senders and offer.passes:
-            return None, f"{chosen.name} runs forward passes, which are not recorded"
+            return Way(name, guards, before, why=f"{name} runs forward passes, which are not recorded")
+        if offer.bytes * WORKING_SET > self._limit:
+            return Way(name, guards, before, why="its passes do not fit into memory all at once")
         seeds = [chosen.seeds(facts, offer, start, stop) for _, start, stop in offer.parts]
 
         def pick(answers: list[Tensor]) -> Tensor:
             return chosen.values(facts, offer, self.structure, answers)
 
-        if not offer.passes:
-            senders = []
-        why = ""
         for many in (batched, looped):
-            kernel = Kernel.of(senders, seeds, pick, many)
+            kernel = Kernel.of(senders if offer.passes else [], seeds, pick, many)
             try:
                 kernel(self.points(self.like.problem.leaves), captured)
             except Exception as error:  # an operation that vmap, or a replay, does not know
                 why = f"the recorded program does not run again: {first_line(error)}"
                 continue
-            return kernel, ""
-        return None, why
+            return Way(name, guards, before, kernel)
+        return Way(name, guards, before, why=why)
 
     def _course(self, points: Sequence[Tensor], captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What the program's course depends on, at another point."""
@@ -272,25 +296,49 @@ class Preparation:
         with torch.no_grad():
             return tuple(graph.coefficients(*points, *own))
 
-    def _compile(self, points: Sequence[Tensor]) -> None:
-        """Take the compiled kernel where it gives the same numbers in less time."""
+    def _compile(self, facts: Facts, args: tuple[Any, ...]) -> None:
+        """Take a compiled kernel, of the chosen strategy or its rival, where it gives the same numbers in less time."""
         if self._kernel is None:
             self.plan.note("not compiled: there is no recorded program to compile")
             return
+        points = self.points(self.like.problem.leaves)
         plain = self._kernel
-        try:
-            fast = plain.compiled(points)
-            want, have = plain(points, plain.captured), fast(points, plain.captured)
-        except Exception as error:  # whatever the compiler stumbles over, the kernel runs without it
-            self.plan.note(f"not compiled: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-            return
-        if not torch.allclose(want, have, rtol=1e-3, equal_nan=True):
-            self.plan.note("not compiled: the compiled program gave other numbers")
-            return
-        slow, quick = _seconds(plain, points), _seconds(fast, points)
-        if quick < slow:
-            self._kernel = fast
-        self.plan.note(f"compiled {quick * 1e3:.2f} ms, not compiled {slow * 1e3:.2f} ms")
+        best, want = _seconds(plain, points), plain(points, plain.captured)
+        self.plan.note(f"{self.plan.chosen}, as recorded: {best * 1e3:.2f} ms")
+        for name in [self.plan.chosen, *self._rivals(facts)]:
+            way = self._way(facts, args, name)
+            if way.kernel is None:
+                continue
+            try:
+                fast = way.kernel.compiled(points)
+                have = fast(points, fast.captured)
+            except Exception as error:  # whatever the compiler stumbles over, the kernel runs without it
+                self.plan.note(f"{name}, not compiled: {first_line(error)}")
+                continue
+            if not torch.allclose(want, have, rtol=1e-3, atol=1e-6 * float(want.abs().max()), equal_nan=True):
+                self.plan.note(f"{name}, not compiled: the compiled program gave other numbers")
+                continue
+            seconds = _seconds(fast, points)
+            self.plan.note(f"{name}, compiled: {seconds * 1e3:.2f} ms")
+            if seconds < best:
+                best = seconds
+                self._use(replace(way, kernel=fast))
+
+    def _rivals(self, facts: Facts) -> list[str]:
+        """The next strategy, where its passes are so few more that compiled it may be the faster one."""
+        if self._strategy != "auto":
+            return []
+        most = RIVAL_PASSES * self.plan.passes
+        for name in self.plan.by_cost():
+            offer = self.plan.bid(name)
+            if not offer.firm and offer.passes <= most:
+                settled = self.plan.offers[name] = STRATEGIES.all()[name].settle(facts, offer)
+                if not isinstance(settled, Bid):
+                    continue
+                offer = settled
+            if name != self.plan.chosen and 0 < offer.passes <= most and offer.side == "reverse" and not offer.split:
+                return [name]
+        return []
 
 
 def _build(passes: Passes, strategy: str) -> tuple[Tensor, Plan]:
@@ -310,4 +358,8 @@ def _seconds(kernel: Kernel, points: Sequence[Tensor]) -> float:
 
 
 # Compiled and not compiled are each timed so often, and the fastest counts.
-TIMED_CALLS = 5
+TIMED_CALLS = 7
+# A strategy with so many times the passes is tried too: compiled, its simpler recovery may win.
+RIVAL_PASSES = 2
+# Passes all at once take about so many times the memory of their answers.
+WORKING_SET = 4

@@ -48,12 +48,10 @@ class Frontier:
 
     Attributes:
         view: The tensor.
-        start: The position of its first element among those of all frontier tensors.
         rows: What its elements depend on, ``(elements, size of the seed)``; bool.
     """
 
     view: View
-    start: int
     rows: sp.csr_matrix
 
 
@@ -62,7 +60,8 @@ class Factors:
     """``answers = T z + C w`` with ``w = H u``: z is a function of w that takes passes; T, C and H are constants.
 
     Attributes:
-        frontier: The tensors that make up z.
+        frontier: The tensors at the cut.
+        sums: z: for each of its parts which of them are added up, and with which weights (a 0 stands for one alone).
         inner: The pattern of dz/dw, ``(elements of z, elements of w)``.
         element: For each entry of T: the element of the answers, laid end to end.
         position: For each entry of T: the element of z.
@@ -71,7 +70,8 @@ class Factors:
         head: w and H; None where w is the seed itself.
     """
 
-    frontier: tuple[Frontier, ...]
+    frontier: tuple[View, ...]
+    sums: tuple[tuple[tuple[int, float], ...], ...]
     inner: sp.csr_matrix
     element: np.ndarray
     position: np.ndarray
@@ -99,6 +99,7 @@ class Head:
 
 
 Node = tuple[int, int]
+Entries = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def factors(program: Program, trust: Trust) -> Factors | str:
@@ -143,7 +144,7 @@ def _head(program: Program, trust: Trust) -> tuple[Head, list[Step]] | None:
 
 def _weighted_rows(walk: Walk, views: tuple[View, ...]) -> sp.csr_matrix | None:
     """What tensors are of the seed, as a matrix; None where a weight is not constant."""
-    parts: list[tuple[Any, ...]] = []
+    parts: list[Entries] = []
     start = 0
     for view in views:
         found = walk.memory.read(view)
@@ -228,7 +229,7 @@ class _Behind:
         self._memory = Memory(walk.program.sizes)
         self._now: dict[int, int] = {}
         self._frontier: list[Frontier] = []
-        self._starts: dict[Root, int] = {}
+        self._roots: list[Root] = []
         self._made: set[Node] = set()
         self._seeds: dict[Node, int] = {}
         start = 0
@@ -258,9 +259,8 @@ class _Behind:
         if inner is None:
             return None
         root = Root(f"cut {node}", whole.numel)
-        start = self._frontier[-1].start + self._frontier[-1].view.numel if self._frontier else 0
-        self._starts[root] = start
-        self._frontier.append(Frontier(whole, start, merged(inner, self._walk.root.size)))
+        self._roots.append(root)
+        self._frontier.append(Frontier(whole, merged(inner, self._walk.root.size)))
         return Sets.identity(whole.shape, root)
 
     def advance(self, step: Step, rules: dict[str, Any]) -> None:
@@ -294,8 +294,8 @@ class _Behind:
 
     def collect(self) -> Factors | str:
         """The factors, from what the answers depend on."""
-        varying: list[tuple[Any, ...]] = []
-        constants: list[tuple[Any, ...]] = []
+        behind: dict[Root, list[Entries]] = {root: [] for root in self._roots}
+        constants: list[Entries] = []
         offset = 0
         for answer, size in zip(self._program.answers, self._program.sizes_of_answers, strict=True):
             found = self.read(answer) if answer is not None else None
@@ -304,22 +304,55 @@ class _Behind:
                     return "an operation behind the cut has no constant weights"
                 element, position, weight = entries(term)
                 weight = weight if isinstance(weight, np.ndarray) else np.full(len(element), float(weight))
-                if term.root is self._walk.root:
-                    constants.append((element + offset, position, weight))
-                else:
-                    varying.append((element + offset, position.astype(np.int64) + self._starts[term.root], weight))
+                here = constants if term.root is self._walk.root else behind.setdefault(term.root, [])
+                here.append((element + offset, position, weight))
             offset += size
+        sums = _sums(self._frontier, [_joined(behind[root]) for root in self._roots])
+        varying, inner, start = [], [], 0
+        for first, _, (element, position, weight) in sums:
+            varying.append((element, position.astype(np.int64) + start, weight))
+            inner.append(self._frontier[first].rows)
+            start += self._frontier[first].view.numel
         rows, columns, values = _joined(constants)
-        stacked = [each.rows for each in self._frontier] or [sp.csr_matrix((0, self._walk.root.size), dtype=bool)]
         return Factors(
-            tuple(self._frontier),
-            sp.vstack(stacked, format="csr", dtype=bool),
+            tuple(each.view for each in self._frontier),
+            tuple(tuple(parts) for _, parts, _ in sums),
+            sp.vstack(inner or [sp.csr_matrix((0, self._walk.root.size), dtype=bool)], format="csr", dtype=bool),
             *_joined(varying),
             sp.coo_matrix((values, (rows, columns)), shape=(offset, self._walk.root.size)),
         )
 
 
-def _joined(parts: list[tuple[Any, ...]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _sums(frontier: list[Frontier], behind: list[Entries]) -> list[tuple[int, list[tuple[int, float]], Entries]]:
+    """Tensors at the cut that go the same way behind it, and depend on the same seeds before, become one: their sum.
+
+    Returns:
+        For each sum the first of its tensors; all of them with their weights; and its entries of T.
+    """
+    found: list[tuple[int, list[tuple[int, float]], Entries]] = []
+    for k, (element, position, weight) in enumerate(behind):
+        even = len(weight) > 0 and weight[0] != 0.0 and bool((weight == weight[0]).all())
+        for first, parts, (other_element, other_position, _) in found:
+            one, other = frontier[k], frontier[first]
+            if (
+                even
+                and parts[0][1] != 0.0
+                and (one.view.shape, one.view.dtype) == (other.view.shape, other.view.dtype)
+                and np.array_equal(element, other_element)
+                and np.array_equal(position, other_position)
+                and np.array_equal(one.rows.indptr, other.rows.indptr)
+                and np.array_equal(one.rows.indices, other.rows.indices)
+            ):
+                parts.append((k, float(weight[0])))
+                break
+        else:
+            # Where the weights are all the same they go into the sum, else (marked by 0) nothing is added to it.
+            entry = (element, position, np.ones(len(weight)) if even else weight)
+            found.append((k, [(k, float(weight[0]) if even else 0.0)], entry))
+    return found
+
+
+def _joined(parts: list[Entries]) -> Entries:
     """Rows, columns and values of all parts."""
     if not parts:
         return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -351,10 +384,12 @@ def producers(program: Program) -> dict[Node, View]:
 
 
 def _is_constant_linear(step: Step, seeded: dict[Node, None], trust: Trust) -> bool:
-    if base_name(step.op) not in LINEAR or torch.Tag.nondeterministic_seeded in step.op.tags:
+    """Whether a step is linear in what depends on the seed, and all else that it reads is constant."""
+    name = base_name(step.op)
+    if name not in LINEAR or torch.Tag.nondeterministic_seeded in step.op.tags:
         return False
     hits = [view for view in step.reads if (view.storage, view.version) in seeded]
-    if base_name(step.op) in {"mul", "div", "where", "masked_fill"} and len(hits) != 1 and base_name(step.op) != "where":
+    if name in {"mul", "div", "masked_fill"} and len(hits) != 1:
         return False
     return all(
         (view.storage, view.version) in seeded or view.storage not in trust.varying or _only_shape(step, view)

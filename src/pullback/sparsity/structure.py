@@ -209,7 +209,13 @@ class Structure:
     def frontier(self) -> tuple[View, ...]:
         """The tensors at which the program is split."""
         assert isinstance(self.factors, Factors)
-        return tuple(each.view for each in self.factors.frontier)
+        return self.factors.frontier
+
+    @property
+    def sums(self) -> tuple[View, ...]:
+        """One tensor like each part of z."""
+        assert isinstance(self.factors, Factors)
+        return tuple(self.frontier[parts[0][0]] for parts in self.factors.sums)
 
     @property
     def inner_seeds(self) -> tuple[View, ...]:

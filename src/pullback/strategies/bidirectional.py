@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pullback.coloring import recover_bidirectional
+from pullback.data.problem import Side
 from pullback.sparsity.gather import Gather, join_passes
 from pullback.sparsity.structure import Structure
 from pullback.strategies.base import Bid, Facts, Refusal, answer_bytes, strategy
@@ -38,7 +39,8 @@ class Bidirectional(Compressed):
         if not found.row_count or not found.column_count:
             return Refusal("one side alone takes as few passes")
         size = answer_bytes(facts.columns, found.row_count) + answer_bytes(facts.rows, found.column_count)
-        return Bid("reverse", found.count, size, str(found), split=(("reverse", found.row_count), ("forward", found.column_count)))
+        sides: tuple[tuple[Side, int], ...] = (("reverse", found.row_count), ("forward", found.column_count))
+        return Bid("reverse", found.count, size, str(found), split=sides)
 
     def seeds(self, facts: Facts, bid: Bid, start: int, stop: int) -> tuple[Tensor, ...]:
         found = known(facts).bidirectional

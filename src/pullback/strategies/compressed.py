@@ -34,21 +34,32 @@ class Sender:
     Attributes:
         graph: The program, cut down to what this part needs.
         transposed: Whether the seeds go in where it ends.
+        sums: Which of its results are added up, with which weights (0 for one alone); empty: none.
     """
 
     graph: Replay
     transposed: bool = False
+    sums: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     def one(self, coefficients: Sequence[Tensor]) -> Pass:
         """One pass at a point, given the coefficients there."""
 
         def run(*seeds: Tensor) -> Tensors:
             answers: Tensors = self.graph.linear(*coefficients, *seeds)
-            return answers
+            return tuple(_sum(answers, parts) for parts in self.sums) if self.sums else answers
 
         if self.transposed:
             return transposed(run, self.graph.seeds)
         return lambda seeds: run(*seeds)
+
+
+def _sum(answers: Tensors, parts: tuple[tuple[int, float], ...]) -> Tensor:
+    total: Tensor | None = None
+    for index, weight in parts:
+        part = answers[index] if weight in {0.0, 1.0} else answers[index] * weight
+        total = part if total is None else total + part
+    assert total is not None
+    return total
 
 
 class Compressed(Strategy):

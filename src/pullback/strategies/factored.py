@@ -51,18 +51,20 @@ class Factored(Compressed):
         size = structure.shape[1]
         assert isinstance(structure.factors, Factors)
         length = structure.factors.inner.shape[0]
-        before = "" if structure.factors.head is None else f"from {structure.factors.inner.shape[1]:,} copies of outputs "
+        copies = structure.factors.inner.shape[1]
+        before = "" if structure.factors.head is None else f"from {copies:,} copies of outputs "
         why = f"{before}to {length:,} elements of which {size:,} inputs are constant sums: {coloring}"
         return Bid("reverse", coloring.count, self._bytes(structure, coloring.count), why, share=SHARE)
 
     def senders(self, facts: Facts, structure: Structure) -> list[Sender]:
-        return [Sender(structure.to_frontier)]
+        assert isinstance(structure.factors, Factors)
+        return [Sender(structure.to_frontier, sums=structure.factors.sums)]
 
     def kernels(self, facts: Facts, bid: Bid, part: int) -> tuple[dict[str, Pass], Space] | None:
         structure = known(facts)
         sender = self.senders(facts, structure)[part]
         coefficients = recorded_coefficients(structure.program, sender.graph)
-        return {"reverse to the cut": sender.one(coefficients)}, space_of(structure.frontier)
+        return {"reverse to the cut": sender.one(coefficients)}, space_of(structure.sums)
 
     def seeds(self, facts: Facts, bid: Bid, start: int, stop: int) -> tuple[Tensor, ...]:
         structure = known(facts)
@@ -74,7 +76,7 @@ class Factored(Compressed):
     @staticmethod
     def _bytes(structure: Structure, passes: int) -> int:
         assert isinstance(structure.factors, Factors)
-        return passes * sum(each.view.numel * each.view.dtype.itemsize for each in structure.factors.frontier)
+        return passes * sum(view.numel * view.dtype.itemsize for view in structure.sums)
 
 
 def tail_matters(structure: Structure) -> bool:

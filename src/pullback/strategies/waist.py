@@ -22,9 +22,9 @@ WORTH_SPLITTING = 4
 
 @strategy
 class Waist(Compressed):
-    """``J = (dy/dz)(dz/dx)`` with z the narrowest place between x and y: as many half-passes each way as z has elements.
+    """``J = (dy/dz)(dz/dx)`` with z the narrowest place between x and y.
 
-    dz/dx takes reverse passes seeded at z. dy/dz takes the transpose of the recorded reverse pass from y to z.
+    Each factor takes as many half-passes as z has elements. dz/dx takes reverse passes seeded at z. dy/dz takes the transpose of the recorded reverse pass from y to z.
     """
 
     name = "waist"
