@@ -24,7 +24,8 @@ WORTH_SPLITTING = 4
 class Waist(Compressed):
     """``J = (dy/dz)(dz/dx)`` with z the narrowest place between x and y.
 
-    Each factor takes as many half-passes as z has elements. dz/dx takes reverse passes seeded at z. dy/dz takes the transpose of the recorded reverse pass from y to z.
+    Each factor takes as many half-passes as z has elements: dz/dx reverse passes seeded at z, dy/dz the transpose of
+    the recorded reverse pass from y to z.
     """
 
     name = "waist"
