@@ -39,7 +39,7 @@ def prepare(
 
     f is recorded at args. What is returned is called with other arguments of the same shapes, and gives the Jacobian
     there; its ``sparse()`` replays the recorded program, cut down to what it needs, without calling f. What cannot be
-    replayed (random numbers, numbers that leave torch, a module that changes its buffers) calls f at each point.
+    replayed (random numbers, a module that changes its buffers) calls f at each point.
 
     Every call checks what was relied on: shapes, dtypes and devices; the tensors, parameters and plain values that f
     holds; the numbers that decided a branch, or which elements are selected.

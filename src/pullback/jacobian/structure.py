@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor, nn
+
 from pullback.autodiff.closures import held_by
 from pullback.autodiff.linearize import Linearization, Recorded
 from pullback.autodiff.program import NotRecordable
@@ -36,11 +38,15 @@ def find(lin: Linearization, *, local: bool, free: frozenset[int] = frozenset())
         return f"the program cannot be recorded: {first_line(error)}"
     if program.escaped:
         return f"numbers leave torch on the way: {', '.join(program.escaped[:3])}"
-    varying = free | {id(buffer) for module in held_by(lin.problem.f).modules for buffer in module.buffers()}
+    buffers = {id(buffer) for module in held_by(lin.problem.f).modules for buffer in module.buffers()}
+
+    def fixed(_: int, tensor: Tensor) -> bool:
+        """Whether a tensor found outside is a constant: not a weight, trained or frozen, nor a module's state."""
+        known = tensor.requires_grad or isinstance(tensor, nn.Parameter)
+        return not known and id(tensor) not in free and id(tensor) not in buffers
+
     try:
-        found = structure(
-            program, local=local, fixed=lambda _, tensor: not tensor.requires_grad and id(tensor) not in varying
-        )
+        found = structure(program, local=local, fixed=fixed)
     except TooManyEntries as error:
         return str(error)
     for name, line in found.unknown.items():
