@@ -292,7 +292,7 @@ def refused(call: Any) -> str:
 def test_guard_shape():
     prepared = pb.prepare(product, randn(4))
     text = refused(lambda: prepared(randn(5)))
-    assert "✓ 1 arguments of the same structure" in text
+    assert "✓ 1 argument of the same structure" in text
     assert "✗ argument 0: shape (4,), float64, cpu, but got shape (5,), float64, cpu" in text
     refused(lambda: prepared(randn(4, 1)))
 
@@ -310,7 +310,7 @@ def test_guard_device():
 def test_guard_structure():
     prepared = pb.prepare(lambda x: x["a"] * x["b"], {"a": randn(2), "b": randn(2)})
     for other in ({"a": randn(2)}, {"a": randn(2), "c": randn(2)}, [randn(2), randn(2)], randn(2)):
-        assert "✗ 1 arguments of the same structure" in refused(lambda other=other: prepared(other))
+        assert "✗ 1 argument of the same structure" in refused(lambda other=other: prepared(other))
     refused(lambda: prepared({"a": randn(2), "b": randn(2)}, 1))
     refused(lambda: prepared())
 

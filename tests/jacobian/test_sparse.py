@@ -533,6 +533,17 @@ def test_an_unknown_operation_is_dense_and_named():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         close(pb.jacobian(lambda x: x[:3] * 2, x).sparse(), torch.eye(4, dtype=x.dtype)[:3] * 2)
+    with pytest.raises(StrategyError, match="an operation has no sparsity rule") as caught:
+        pb.jacobian(lambda x: shift(x[:3] * 2), x, strict=True).sparse()
+    assert "pullback_sparse::shift_back (test_sparse.py:" in caught.value.got
+
+
+def test_a_coloring_to_draw():
+    J = pb.jacobian(lambda x: x[1:] * x[:-1], randn(6))
+    assert (J.coloring().axis, J.coloring().count) == ("columns", 2)
+    assert (J.coloring("rows").axis, J.coloring("rows").count) == ("rows", 2)
+    with pytest.raises(ValueMismatch, match="no such axis"):
+        J.coloring("diagonals")
 
 
 # --- plans and counts of passes -----------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def jacobian(
         verify: Hold what is built in a batched or forward way against one plain reverse pass, once for each
             function and shapes (a branch of f that is first taken later is not looked at again).
         strict: Raise, rather than give zeros or take another way, where an output carries no graph, an input
-            is not used, or a verification fails.
+            is not used, an operation has no sparsity rule, or a verification fails.
         holomorphic: f is complex-differentiable; entries are then its complex derivatives.
         local: The pattern of ``J.sparse()`` and ``J.pattern`` is that at this x, zeros of ``relu`` and ``where``
             included; else it holds at every x that takes the same branches.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pullback.autodiff.closures import held_by
-from pullback.autodiff.program import Escapes, NotRecordable, Program, Recorder, as_views
+from pullback.autodiff.program import Escapes, NotRecordable, Program, Recorder, as_views, forget_seeded
 from pullback.autodiff.reach import reached
 from pullback.autodiff.state import Ambient, fresh_modules
 from pullback.data.problem import Problem, Side
@@ -214,6 +214,7 @@ class Recorded(Linearization):
         program.sizes_of_answers = tuple(leaf.numel for leaf in ends.leaves)
         for index, tensor in program.captured.items():
             program.captured[index] = program.tensors[index] = buffers.get(id(tensor), tensor)
+        forget_seeded(program)
         return program
 
     def _pullback_of_seed(self) -> tuple[Tensors, Tensors]:

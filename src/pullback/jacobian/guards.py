@@ -55,6 +55,14 @@ class Guards:
         self._spec = pytree.tree_structure(self.args)
         self._leaves = [_described(leaf) for leaf in leaves]
         self._values = held_by(self.f).values
+        self._around = self._surroundings()
+
+    def _surroundings(self) -> tuple[object, ...]:
+        """What torch itself lets the numbers depend on: autocast and the default dtype."""
+        kinds = sorted({"cpu", *(tensor.device.type for tensor in self.inputs)})
+        able = [kind for kind in kinds if torch.amp.is_autocast_available(kind)]
+        cast = tuple((kind, torch.get_autocast_dtype(kind)) for kind in able if torch.is_autocast_enabled(kind))
+        return torch.get_default_dtype(), cast
 
     @property
     def unseen(self) -> list[Tensor]:
@@ -79,11 +87,12 @@ class Guards:
         checks: list[tuple[bool, str]] = []
         same = pytree.tree_structure(args) == self._spec
         leaves = pytree.tree_leaves(args)
-        checks.append((same, f"{len(self.args)} arguments of the same structure"))
+        checks.append((same, f"{len(self.args)} argument{'s' * (len(self.args) != 1)} of the same structure"))
         if same:
             for k, (leaf, known) in enumerate(zip(leaves, self._leaves, strict=True)):
                 now = _described(leaf)
                 checks.append((_equal(now, known), f"argument {k}: {_words(known)}" + _got(now, known)))
+        checks.append((self._surroundings() == self._around, "autocast and the default dtype are as they were"))
         if all(fine for fine, _ in checks):
             held = held_by(self.f)
             ids = {id(tensor) for tensor in held.tensors}

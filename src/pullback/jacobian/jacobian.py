@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pullback.autodiff.linearize import Linearization, Tensors
+from pullback.data.coloring import Coloring
 from pullback.data.pattern import Pattern
 from pullback.data.space import Form, Space
 from pullback.errors import ArgumentError, GraphError, StrategyError, ValueMismatch
@@ -230,6 +231,28 @@ class Jacobian(Operator):
         if self._pattern is None:
             self._pattern = full_pattern(self._lin, found)
         return self._pattern
+
+    def coloring(self, axis: str = "columns") -> Coloring:
+        """Which columns of the pattern can share a forward pass, or which rows a reverse pass.
+
+        ``J.pattern.spy(coloring=J.coloring())`` draws it. The cut needs fewer passes still; ``J.plan()`` says which way
+        was taken.
+
+        Args:
+            axis: ``"columns"`` or ``"rows"``.
+
+        Raises:
+            ValueMismatch: There is no such axis.
+
+        >>> import torch, pullback as pb
+        >>> pb.jacobian(lambda x: x[1:] * x[:-1], torch.ones(9)).coloring()
+        Coloring(2 passes for 9 columns (optimal, by natural order))
+        """
+        from pullback.coloring import color_columns, color_rows  # noqa: PLC0415  it needs SciPy
+
+        if axis not in {"columns", "rows"}:
+            raise ValueMismatch("there is no such axis", got=f"axis={axis!r}", fix="axis='columns' or axis='rows'")
+        return (color_columns if axis == "columns" else color_rows)(self.pattern.to_scipy())
 
     def sparse(self, layout: str = "csr", *, blocksize: tuple[int, int] | None = None) -> Any:
         """J as a sparse matrix ``(m, n)``: the pattern's entries, a few compressed passes for all of them.

@@ -58,7 +58,7 @@ class Passes:
         if self._structure is None:
             from pullback.jacobian.structure import find  # noqa: PLC0415  it needs SciPy
 
-            self._structure = find(self.linearization, local=self.local, free=self.free)
+            self._structure = find(self.linearization, local=self.local, free=self.free, strict=self.strict)
             if not isinstance(self._structure, str):
                 self.verifier.coarsest = self._structure.roundoff
                 self.notes.extend(self._structure.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -84,7 +85,11 @@ class Kernel:
         return Kernel(self.captured, function, f"{self.name}, compiled")
 
     def __call__(self, points: Sequence[Tensor], captured: Sequence[Tensor]) -> Tensor:
-        with torch.no_grad():
+        kind = points[0].device.type if points else "cpu"
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            if torch.is_autocast_enabled(kind):  # the casts were recorded
+                stack.enter_context(torch.autocast(kind, enabled=False))
             return self.run(list(points), list(captured[: len(self.captured)]))
 
 

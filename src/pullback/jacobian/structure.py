@@ -7,20 +7,26 @@ from torch import Tensor, nn
 from pullback.autodiff.closures import held_by
 from pullback.autodiff.linearize import Linearization, Recorded
 from pullback.autodiff.program import NotRecordable
-from pullback.errors import PullbackError, warn
+from pullback.errors import PullbackError, StrategyError, warn
 from pullback.executors.local import first_line
 from pullback.executors.memory import is_out_of_memory
 from pullback.sparsity.sets import TooManyEntries
 from pullback.sparsity.structure import Structure, nothing, structure
 
 
-def find(lin: Linearization, *, local: bool, free: frozenset[int] = frozenset()) -> Structure | str:
+def find(
+    lin: Linearization, *, local: bool, free: frozenset[int] = frozenset(), strict: bool = False
+) -> Structure | str:
     """Where the Jacobian can be non-zero; or why that cannot be seen.
 
     Args:
         lin: The function at its point.
         local: At this point only, rather than at every point that takes the same branches.
         free: The ids of other tensors whose numbers may differ from call to call.
+        strict: Raise where an operation has no rule.
+
+    Raises:
+        StrategyError: An operation has no rule, and ``strict`` asked to hear of it.
     """
     if not lin.live_outputs or not lin.live_inputs:
         return nothing()
@@ -49,6 +55,12 @@ def find(lin: Linearization, *, local: bool, free: frozenset[int] = frozenset())
         found = structure(program, local=local, fixed=fixed)
     except TooManyEntries as error:
         return str(error)
+    if strict and found.unknown:
+        raise StrategyError(
+            "an operation has no sparsity rule",
+            got=", ".join(f"{name} ({line})" for name, line in found.unknown.items()),
+            fix="strict=False takes all of its results to depend on all of its operands",
+        )
     for name, line in found.unknown.items():
         note = f"no sparsity rule for {name} ({line}): all of its results are taken to depend on all of its operands"
         found.notes.append(note)
