@@ -143,3 +143,15 @@ def test_a_batch_may_share_an_argument():
     found = pb.prepare(f, x[:, 0], scale[:3]).batch(x, scale[:3], in_dims=(1, None))
     expected = torch.stack([by_rows(lambda z: f(z, scale[:3]), each) for each in x.T])
     torch.testing.assert_close(found.to_dense(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("f", [finite_volume, windows, two_fields])
+def test_on_a_gpu(f):
+    x, y = randn(10).cuda(), randn(10, seed=1).cuda()
+    found = pb.jacobian(f, x).sparse()
+    assert found.device == x.device
+    torch.testing.assert_close(found.to_dense(), by_rows(f, x))
+    torch.testing.assert_close(pb.prepare(f, x)(y).sparse().to_dense(), by_rows(f, y))
+    for strategy in ("colored-rows", "colored-columns"):
+        torch.testing.assert_close(pb.jacobian(f, x, strategy=strategy).sparse().to_dense(), by_rows(f, x))

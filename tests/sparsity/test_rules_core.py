@@ -636,9 +636,11 @@ def test_split_passes_add_up(name):
     found = factors(program, trusting(program))
     if isinstance(found, str):
         pytest.skip(found)
-    z = [program.tensors[each.view.tensor].reshape(-1) for each in found.frontier]
+    at_cut = [program.tensors[view.tensor].reshape(-1) for view in found.frontier]
+    z = [sum(at_cut[k] * (weight or 1.0) for k, weight in parts) for parts in found.sums]
     z = torch.cat(z).numpy() if z else np.zeros(0)
-    total = found.constant @ seed.reshape(-1).numpy()
+    w = seed.reshape(-1).numpy()
+    total = found.constant @ (w if found.head is None else found.head.matrix @ w)
     np.add.at(total, found.element, found.weight * z[found.position])
     np.testing.assert_allclose(total, answer.reshape(-1).numpy(), rtol=1e-12, atol=1e-12)
 

@@ -294,7 +294,7 @@ class _Behind:
 
     def collect(self) -> Factors | str:
         """The factors, from what the answers depend on."""
-        behind: dict[Root, list[Entries]] = {root: [] for root in self._roots}
+        behind: dict[Root, list[Entries]] = {}
         constants: list[Entries] = []
         offset = 0
         for answer, size in zip(self._program.answers, self._program.sizes_of_answers, strict=True):
@@ -307,7 +307,7 @@ class _Behind:
                 here = constants if term.root is self._walk.root else behind.setdefault(term.root, [])
                 here.append((element + offset, position, weight))
             offset += size
-        sums = _sums(self._frontier, [_joined(behind[root]) for root in self._roots])
+        sums = _sums(self._frontier, [_joined(behind.get(root, [])) for root in self._roots])
         varying, inner, start = [], [], 0
         for first, _, (element, position, weight) in sums:
             varying.append((element, position.astype(np.int64) + start, weight))
