@@ -296,6 +296,26 @@ def tensors_in(value: Any) -> Iterable[Tensor]:
             yield from tensors_in(each)
 
 
+def base_name(op: Any) -> str:
+    """An operation's name, without namespace, overload and the underscore of in-place variants."""
+    namespace, _, name = op._schema.name.partition("::")
+    if name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    return name if namespace in {"aten", "prims"} else f"{namespace}::{name}"
+
+
+def is_factory_like(op: Any) -> bool:
+    """Whether an operation uses its operand's shape only."""
+    return base_name(op) in FACTORIES
+
+
+# The shape of their operand is all that they use.
+FACTORIES = {
+    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
+    "new_empty_strided",
+}  # fmt: skip
+
+
 def seeded_storages(program: Program) -> set[int]:
     """The storages that the seed reaches at any time."""
     reached = {view.storage for view in program.seeds}
@@ -314,7 +334,7 @@ def forget_seeded(program: Program) -> None:
     tensors = program.tensors
     kept = {view.tensor for view in (*program.points, *program.seeds)}
     for step in program.steps:
-        for view in step.results:
+        for view in step.results if not is_factory_like(step.op) else ():
             if view.storage in seeded and view.tensor not in kept:
                 tensors.pop(view.tensor, None)
 

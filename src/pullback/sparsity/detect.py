@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.autodiff.program import Line, Program, Step, View, where
+from pullback.autodiff.program import Line, Program, Step, View, base_name, is_factory_like, where
 from pullback.sparsity.call import RULES, Call, Operand, everything
 from pullback.sparsity.decompose import by_decomposition
 from pullback.sparsity.functional import functional_step
@@ -150,14 +150,6 @@ def is_pointwise(op: Any) -> bool:
     return any(torch.Tag.pointwise in each.tags for each in ops)
 
 
-def base_name(op: Any) -> str:
-    """An operation's name, without namespace, overload and the underscore of in-place variants."""
-    namespace, _, name = op._schema.name.partition("::")
-    if name.endswith("_") and not name.endswith("__"):
-        name = name[:-1]
-    return name if namespace in {"aten", "prims"} else f"{namespace}::{name}"
-
-
 def varying_storages(program: Program, fixed: Callable[[int, Tensor], bool]) -> frozenset[int]:
     """The storages whose numbers differ from call to call.
 
@@ -207,17 +199,6 @@ DECIDING = {"nonzero", "nonzero_static", "unique_dim", "_unique2", "unique_conse
 MASKED = {"index", "index_put", "_index_put_impl", "masked_select", "masked_scatter", "_unsafe_index",
           "_unsafe_index_put", "masked_scatter_backward", "_unsafe_masked_index"}  # fmt: skip
 METADATA = {"is_same_size", "_has_compatible_shallow_copy_type", "is_pinned", "numel", "dim", "size", "stride"}
-
-
-def is_factory_like(op: Any) -> bool:
-    """Whether an operation uses its operand's shape only."""
-    return base_name(op) in FACTORIES
-
-
-FACTORIES = {
-    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
-    "new_empty_strided",
-}  # fmt: skip
 
 
 def _with_operands(value: Any, operand: Callable[[View], Operand]) -> Any:

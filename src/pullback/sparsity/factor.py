@@ -16,9 +16,9 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from pullback.autodiff.program import Program, Step, View
+from pullback.autodiff.program import Program, Step, View, base_name, is_factory_like
 from pullback.sparsity.call import RULES
-from pullback.sparsity.detect import Trust, Walk, base_name, is_alias, is_factory_like
+from pullback.sparsity.detect import Trust, Walk, is_alias
 from pullback.sparsity.memory import Memory
 from pullback.sparsity.sets import Root, Sets, entries, merged
 

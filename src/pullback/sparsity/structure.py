@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from pullback.autodiff.program import Line, Program, View, where
+from pullback.autodiff.program import Line, Program, View, base_name, where
 from pullback.autodiff.replay import Replay, replay
 from pullback.coloring import (
     Substitution,
@@ -25,7 +25,7 @@ from pullback.coloring import (
 )
 from pullback.coloring.graph import Graph
 from pullback.data.coloring import Bicoloring, Coloring, SymmetricColoring
-from pullback.sparsity.detect import Trust, Walk, base_name, decisions, varying_storages
+from pullback.sparsity.detect import Trust, Walk, decisions, varying_storages
 from pullback.sparsity.factor import Factors, factors
 from pullback.sparsity.gather import Gather
 from pullback.sparsity.sets import Term, check_count, count_entries, entries, pattern_matrix, ranges
