@@ -27,6 +27,10 @@ TORCH = str(Path(torch.__file__).parent)
 ESCAPES = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr"}
 
 
+# A storage and its version: what one write made of it.
+Node = tuple[int, int]
+
+
 class View(NamedTuple):
     """A tensor as an operand: these elements of that storage, at that time.
 
@@ -316,6 +320,25 @@ FACTORIES = {
 }  # fmt: skip
 
 
+def is_alias(step: Step) -> bool:
+    """Whether a step only looks at memory that was there: a view."""
+    if step.writes:
+        return False
+    storages = {view.storage for view in step.reads}
+    return bool(step.results) and all(view.storage in storages for view in step.results)
+
+
+def seeded_nodes(program: Program) -> dict[Node, None]:
+    """The storages, with their versions, that depend on the seed, in order."""
+    seeded = {(view.storage, view.version): None for view in program.seeds}
+    for step in program.steps:
+        if is_alias(step) or is_factory_like(step.op):
+            continue
+        if any((view.storage, view.version) in seeded for view in step.reads):
+            seeded.update(((view.storage, view.version), None) for view in step.results)
+    return seeded
+
+
 def seeded_storages(program: Program) -> set[int]:
     """The storages that the seed reaches at any time."""
     reached = {view.storage for view in program.seeds}
@@ -330,13 +353,12 @@ def seeded_storages(program: Program) -> set[int]:
 
 def forget_seeded(program: Program) -> None:
     """Let go of the values that depend on the seed: another seed has others."""
-    seeded = seeded_storages(program)
-    tensors = program.tensors
+    seeded = seeded_nodes(program)
     kept = {view.tensor for view in (*program.points, *program.seeds)}
     for step in program.steps:
-        for view in step.results if not is_factory_like(step.op) else ():
-            if view.storage in seeded and view.tensor not in kept:
-                tensors.pop(view.tensor, None)
+        for view in step.results:
+            if (view.storage, view.version) in seeded and view.tensor not in kept:
+                program.tensors.pop(view.tensor, None)
 
 
 def as_views(recorder: Recorder, tensors: Sequence[Tensor | None]) -> tuple[View | None, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pullback.autodiff.program import Line, Program, Step, View, base_name, is_factory_like, where
+from pullback.autodiff.program import Line, Program, Step, View, base_name, is_alias, is_factory_like, where
 from pullback.sparsity.call import RULES, Call, Operand, everything
 from pullback.sparsity.decompose import by_decomposition
 from pullback.sparsity.functional import functional_step
@@ -132,14 +132,6 @@ class Walk:
             found = everything(call)
         every: list[Sets | None] = list(found) if isinstance(found, list | tuple) else [found]
         return every + [None] * (len(call.shapes) - len(every))
-
-
-def is_alias(step: Step) -> bool:
-    """Whether a step only looks at memory that was there: a view."""
-    if step.writes:
-        return False
-    storages = {view.storage for view in step.reads}
-    return bool(step.results) and all(view.storage in storages for view in step.results)
 
 
 def is_pointwise(op: Any) -> bool:

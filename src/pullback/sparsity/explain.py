@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pullback.autodiff.program import Program, Step, View, base_name, where
+from pullback.autodiff.program import Program, Step, View, base_name, is_alias, where
 from pullback.autodiff.replay import SAME
 from pullback.data.space import Leaf, Space
 from pullback.sparsity.call import RULES
-from pullback.sparsity.detect import Trust, Walk, is_alias
+from pullback.sparsity.detect import Trust, Walk
 from pullback.sparsity.sets import Root, Sets, entries
 from pullback.sparsity.structure import Structure
 

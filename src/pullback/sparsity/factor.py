@@ -16,9 +16,9 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from pullback.autodiff.program import Program, Step, View, base_name, is_factory_like
+from pullback.autodiff.program import Node, Program, Step, View, base_name, is_alias, seeded_nodes
 from pullback.sparsity.call import RULES
-from pullback.sparsity.detect import Trust, Walk, is_alias
+from pullback.sparsity.detect import Trust, Walk
 from pullback.sparsity.memory import Memory
 from pullback.sparsity.sets import Root, Sets, entries, merged
 
@@ -98,7 +98,6 @@ class Head:
     matrix: sp.csr_matrix
 
 
-Node = tuple[int, int]
 Entries = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -358,17 +357,6 @@ def _joined(parts: list[Entries]) -> Entries:
         return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64), np.zeros(0)
     rows, columns, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     return rows, columns, values
-
-
-def seeded_nodes(program: Program) -> dict[Node, None]:
-    """The storages, with their versions, that depend on the seed, in order."""
-    seeded = {(view.storage, view.version): None for view in program.seeds}
-    for step in program.steps:
-        if is_alias(step) or is_factory_like(step.op):
-            continue
-        if any((view.storage, view.version) in seeded for view in step.reads):
-            seeded.update(((view.storage, view.version), None) for view in step.results)
-    return seeded
 
 
 def producers(program: Program) -> dict[Node, View]:

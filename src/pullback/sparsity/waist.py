@@ -8,9 +8,8 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from pullback.autodiff.program import Program, View, is_factory_like
-from pullback.sparsity.detect import is_alias
-from pullback.sparsity.factor import Node, producers, seeded_nodes
+from pullback.autodiff.program import Node, Program, View, is_alias, is_factory_like, seeded_nodes
+from pullback.sparsity.factor import producers
 
 # Stands for "cannot be cut" among capacities, which SciPy counts in 32 bits.
 UNCUT = 2**30
