@@ -25,19 +25,22 @@ def full_pattern(lin: Linearization, found: Structure) -> Pattern:
     """The pattern of all outputs by all inputs, from that of the live ones."""
     from pullback.sparsity.explain import explain, fingerprint  # noqa: PLC0415  it needs SciPy
 
+    shape = lin.outputs.size, lin.inputs.size
+    indptr, indices = found.pattern.indptr, found.pattern.indices
     rows, columns = _live(lin.outputs, lin.live_outputs), _live(lin.inputs, lin.live_inputs)
-    counts = np.zeros(lin.outputs.size, dtype=np.int64)
-    counts[rows] = np.diff(found.pattern.indptr)
-    indptr = np.concatenate([[0], np.cumsum(counts)])
-    row_of, column_of = _inverse(rows, lin.outputs.size), _inverse(columns, lin.inputs.size)
+    if found.shape != shape:
+        counts = np.zeros(shape[0], dtype=np.int64)
+        counts[rows] = np.diff(indptr)
+        indptr, indices = np.concatenate([[0], np.cumsum(counts)]), columns[indices]
 
     def explained(i: int, j: int) -> str:
-        return explain(found, lin.rows, lin.columns, int(row_of[i]), int(column_of[j]))
+        places = np.flatnonzero(rows == i), np.flatnonzero(columns == j)
+        return explain(found, lin.rows, lin.columns, int(places[0][0]), int(places[1][0]))
 
     return Pattern(
-        (lin.outputs.size, lin.inputs.size),
+        shape,
         indptr,
-        columns[found.pattern.indices],
+        indices,
         fingerprint=fingerprint(found),
         scope="local" if found.local else "global",
         _explain=explained,
@@ -156,9 +159,3 @@ def _live(space: Space, live: tuple[int, ...]) -> np.ndarray:
     """The positions of the live leaves' elements in the whole space."""
     parts = [np.arange(space.leaves[k].offset, space.leaves[k].offset + space.leaves[k].numel) for k in live]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-
-def _inverse(positions: np.ndarray, size: int) -> np.ndarray:
-    inverse = np.full(size, -1, dtype=np.int64)
-    inverse[positions] = np.arange(len(positions))
-    return inverse

@@ -50,6 +50,15 @@ class Memory:
         terms = tuple(term for term in terms if bool(term.labels.any()))
         return Sets(view.shape, terms) if terms else None
 
+    def in_order(self, view: View) -> Sets | None:
+        """What the elements of a view depend on, in order but not in its shape: as they were written, if that will do."""
+        state = self._states.get(view.storage)
+        if state is not None and state.itemsize == view.dtype.itemsize:
+            whole = self._sizes[view.storage] == view.numel * view.dtype.itemsize
+            if whole and _is_row_major(view.shape, view.stride) and _is_row_major(*state.geometry[:2]):
+                return state.sets
+        return self.read(view)
+
     def write(self, view: View, sets: Sets | None) -> None:
         """The elements of a view now depend on this."""
         itemsize = view.dtype.itemsize
@@ -123,6 +132,16 @@ def _region(flat: Tensor, view: View) -> Tensor:
     """The elements of a view out of those of its storage, which may be laid out in any way themselves."""
     flat = flat.contiguous()
     return flat.as_strided(view.shape, view.stride, flat.storage_offset() + view.offset)
+
+
+def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether elements follow one another in memory as they do in the tensor."""
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _overwritten(flat: Tensor, view: View, values: Tensor | None) -> Tensor:

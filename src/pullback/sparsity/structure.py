@@ -274,8 +274,11 @@ def structure(program: Program, *, local: bool, fixed: Callable[[int, Tensor], b
     terms = []
     start = 0
     for answer, size in zip(program.answers, program.sizes_of_answers, strict=True):
-        found = walk.memory.read(answer) if answer is not None else None
-        terms += [(term, start) for term in found.terms] if found is not None else []
+        found = walk.memory.in_order(answer) if answer is not None else None
+        if found is not None:
+            # Where elements repeat (channels, say) their union is made once, and then repeated.
+            repeats = any(0 in term.labels.stride() for term in found.terms)
+            terms += [(term, start) for term in (found.merged() if repeats else found).terms]
         start += size
     return Structure(program, terms, local, about, unknown=walk.unknown)
 
