@@ -51,7 +51,7 @@ class Memory:
         return Sets(view.shape, terms) if terms else None
 
     def in_order(self, view: View) -> Sets | None:
-        """What the elements of a view depend on, in order but not in its shape: as they were written, if that will do."""
+        """What the elements of a view depend on, in order but perhaps in the shape that they were written in."""
         state = self._states.get(view.storage)
         if state is not None and state.itemsize == view.dtype.itemsize:
             whole = self._sizes[view.storage] == view.numel * view.dtype.itemsize
