@@ -108,16 +108,16 @@ def entries_of(built: Grid | Tensor | None, inputs: Space) -> Tensor:
 def _carry_out(passes: Passes, facts: Facts, plan: Plan, offer: Bid) -> Grid | Tensor | None:
     """Run one strategy by its routes in turn, until one gives the right numbers."""
     chosen = STRATEGIES.all()[plan.chosen]
-    skip = 0
+    # For each part of the passes the routes that have not given wrong numbers.
+    left: dict[int, list[Route]] = {}
     while True:
         answers: list[Tensor] = []
         plan.route, plan.chunks = "", []
         route: Route | None = None
-        after = ""
         for part in range(len(offer.parts)):
-            found, run, following = _run_part(passes, facts, chosen, offer, part, skip)
+            found, run = _run_part(passes, facts, chosen, offer, part, left)
             answers.extend(found)
-            route, after = run.route, after or following
+            route = run.route
             assert route is not None
             for note in run.notes:
                 plan.note(note)
@@ -128,18 +128,20 @@ def _carry_out(passes: Passes, facts: Facts, plan: Plan, offer: Bid) -> Grid | T
         wrong = _verify(passes, facts, plan, offer, result, is_plain=is_plain)
         if wrong is None:
             return result
+        after = next((ways[1].name for ways in left.values() if len(ways) > 1), "")
         cheapest = plan.order[plan.order.index(plan.chosen) + 1 :]
-        instead = after or (cheapest[0] if cheapest else "nothing")
         way = f"{plan.chosen} ({plan.route})"
+        instead = after or (cheapest[0] if cheapest else "nothing")
         passes.report(f"{way} disagrees with a plain reverse pass {wrong}", instead, doubtful=wrong.doubtful)
         if not after:
             return None
-        skip += 1
+        for part, ways in left.items():
+            left[part] = ways[1:] or ways
 
 
 def _run_part(
-    passes: Passes, facts: Facts, chosen: Strategy, offer: Bid, part: int, skip: int
-) -> tuple[Tensors, Run, str]:
+    passes: Passes, facts: Facts, chosen: Strategy, offer: Bid, part: int, left: dict[int, list[Route]]
+) -> tuple[Tensors, Run]:
     """Run the passes of a bid that go to one side.
 
     Args:
@@ -148,30 +150,32 @@ def _run_part(
         chosen: The strategy.
         offer: Its bid.
         part: Which part of the bid.
-        skip: How many routes gave wrong numbers before.
+        left: The routes left for each part; afterwards the one that was taken is the first.
 
     Returns:
-        The answers, what was done, and the route after that, or ``""``.
+        The answers, and what was done.
     """
     side, start, stop = offer.parts[part]
     through = chosen.kernels(facts, offer, part)
+
+    def seeds(a: int, b: int) -> Tensors:
+        return chosen.seeds(facts, offer, start + a, start + b)
+
     while True:
-        ways = routes(through[0]) if through else passes.routes(side)
-        ways = ways[min(skip, len(ways) - 1) :]
-
-        def seeds(a: int, b: int) -> Tensors:
-            return chosen.seeds(facts, offer, start + a, start + b)
-
+        if part not in left:
+            left[part] = routes(through[0]) if through else passes.routes(side)
+        ways = left[part]
         try:
             found, run = passes.execute(side, ways, seeds, stop - start, through[1] if through else None)
         except Exception as error:
             if side == "reverse":
                 raise
             passes.withdraw_forward(error)
+            del left[part]
             continue
         assert run.route is not None
-        rest = ways[ways.index(run.route) + 1 :]
-        return found, run, rest[0].name if rest else ""
+        left[part] = ways[ways.index(run.route) :]
+        return found, run
 
 
 def _verify(
