@@ -297,3 +297,4 @@ def test_a_batch_that_is_slow_and_wrong_is_not_tried_again():
     with pytest.warns(PullbackWarning, match="disagrees with a plain reverse pass"):
         found = J.matrix()
     torch.testing.assert_close(found, 2 * torch.eye(12, dtype=torch.float64))
+    assert (J.plan().chosen, J.plan().route) == ("rows", "reverse, one pass at a time")
