@@ -21,6 +21,8 @@ from pullback.coloring import (
     color_columns,
     color_rows,
     color_symmetric,
+    column_bound,
+    row_bound,
     substitution,
 )
 from pullback.coloring.graph import Graph
@@ -188,12 +190,12 @@ class Structure:
     @cached_property
     def row_bound(self) -> int:
         """No row coloring takes fewer passes: the most nonzeros in a column."""
-        return int(np.bincount(self.pattern.indices, minlength=1).max()) if self.pattern.nnz else 0
+        return row_bound(self.pattern)
 
     @cached_property
     def column_bound(self) -> int:
         """No column coloring takes fewer passes: the most nonzeros in a row."""
-        return int(np.diff(self.pattern.indptr).max(initial=0))
+        return column_bound(self.pattern)
 
     @cached_property
     def inner_bound(self) -> int:
