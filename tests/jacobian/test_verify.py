@@ -1,6 +1,5 @@
 """Planted faults: wrong batching rules and forward formulas are caught, and the numbers are right all the same."""
 
-import time
 import warnings
 
 import pytest
@@ -256,45 +255,3 @@ def test_what_may_be_noise_takes_the_sure_way_without_blame():
         warnings.simplefilter("error")
         J._passes.report("a way disagrees", "another", doubtful=True)
     assert "may be rounding noise" in J._passes.notes[-1]
-
-
-class _Twice(torch.autograd.Function):
-    """Twice its argument; its batching rule is wrong, and slow."""
-
-    @staticmethod
-    def forward(g):
-        return 2 * g
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def vmap(info, in_dims, g):
-        time.sleep(0.3)
-        return g * 0, in_dims[0]
-
-
-class _Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(x):
-        return 2 * x
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, g):
-        time.sleep(0.003)
-        return _Twice.apply(g)
-
-
-def test_a_batch_that_is_slow_and_wrong_is_not_tried_again():
-    """That single passes are faster is learned from the batch that is then found wrong: they are what is left."""
-    x = torch.randn(12, dtype=torch.float64)
-    J = pb.jacobian(lambda x: _Doubled.apply(x), x, strategy="rows")
-    with pytest.warns(PullbackWarning, match="disagrees with a plain reverse pass"):
-        found = J.matrix()
-    torch.testing.assert_close(found, 2 * torch.eye(12, dtype=torch.float64))
-    assert (J.plan().chosen, J.plan().route) == ("rows", "reverse, one pass at a time")

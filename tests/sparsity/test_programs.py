@@ -289,8 +289,18 @@ def test_prepared_elsewhere(program, seed):
         close(prepared(at(seed)).sparse().to_dense(), rows_at(f, at(seed), seed=0), "prepared, back again")
 
 
+def above_noise(truth: Tensor) -> np.ndarray:
+    """A Hessian without entries that are zero in exact arithmetic: of products torch computes some by a difference.
+
+    Where a program is recorded, torch takes a formula that gives them as exact zeros.
+    """
+    size = truth.abs()
+    return torch.where(size > 1e-13 * size.max(), truth, 0.0).numpy()
+
+
 @random_programs
 @given(programs, st.integers(0, 2**16))
+@example([("cumprod", 0, 0)], 0)
 def test_hessians(program, seed):
     program = [step for step in program if step[0] not in NOT_TWICE]
     weights = at(7)
@@ -305,7 +315,7 @@ def test_hessians(program, seed):
         found = H.sparse().to_dense()
         close(found, truth, f"Hessian ({H.plan().chosen})")
         close(found, found.T, "its transpose")
-        covers(H.pattern, truth.numpy(), "the Hessian's pattern")
+        covers(H.pattern, above_noise(truth), "the Hessian's pattern")
         for name in SPARSE:
             try:
                 close(pb.hessian(f, x, strategy=name).sparse().to_dense(), truth, f"Hessian, {name}")
@@ -313,7 +323,7 @@ def test_hessians(program, seed):
                 continue
         other = at(seed + 1)
         truth = torch.autograd.functional.hessian(f, other).reshape(x.numel(), x.numel())
-        covers(H.pattern, truth.numpy(), "the Hessian's pattern, elsewhere,")
+        covers(H.pattern, above_noise(truth), "the Hessian's pattern, elsewhere,")
         close(pb.prepare(f, x, of="hessian", verify=False)(other).sparse().to_dense(), truth, "prepared Hessian")
 
 
