@@ -166,11 +166,12 @@ class Preparation:
             self.plan.note(note)
         self._kernel: Kernel | None = None
         self._limit = passes.executor.limit(lin.inputs.device)
-        self._use(self._way(facts, args, self.plan.chosen))
+        taken = self._way(facts, args, self.plan.chosen)
+        self._use(taken)
         if self.no_replay:
             self.plan.note(f"the program is not replayed, the function is called at each point: {self.no_replay}")
         if compile:
-            self._compile(facts, args)
+            self._compile(taken, facts, args)
 
     def at(self, args: tuple[Any, ...]) -> Call:
         """The preparation at a call, after its arguments were checked.
@@ -301,30 +302,29 @@ class Preparation:
         with torch.no_grad():
             return tuple(graph.coefficients(*points, *own))
 
-    def _compile(self, facts: Facts, args: tuple[Any, ...]) -> None:
+    def _compile(self, taken: Way, facts: Facts, args: tuple[Any, ...]) -> None:
         """Take a compiled kernel, of the chosen strategy or its rival, where it gives the same numbers in less time."""
-        if self._kernel is None:
+        plain = taken.kernel
+        if plain is None:
             self.plan.note("not compiled: there is no recorded program to compile")
             return
         points = self.points(self.like.problem.leaves)
-        plain = self._kernel
         best, want = _seconds(plain, points), plain(points, plain.captured)
         self.plan.note(f"{self.plan.chosen}, as recorded: {best * 1e3:.2f} ms")
-        for name in [self.plan.chosen, *self._rivals(facts)]:
-            way = self._way(facts, args, name)
+        for way in [taken, *(self._way(facts, args, name) for name in self._rivals(facts))]:
             if way.kernel is None:
                 continue
             try:
                 fast = way.kernel.compiled(points)
                 have = fast(points, fast.captured)
             except Exception as error:  # whatever the compiler stumbles over, the kernel runs without it
-                self.plan.note(f"{name}, not compiled: {first_line(error)}")
+                self.plan.note(f"{way.name}, not compiled: {first_line(error)}")
                 continue
             if not torch.allclose(want, have, rtol=1e-3, atol=1e-6 * float(want.abs().max()), equal_nan=True):
-                self.plan.note(f"{name}, not compiled: the compiled program gave other numbers")
+                self.plan.note(f"{way.name}, not compiled: the compiled program gave other numbers")
                 continue
             seconds = _seconds(fast, points)
-            self.plan.note(f"{name}, compiled: {seconds * 1e3:.2f} ms")
+            self.plan.note(f"{way.name}, compiled: {seconds * 1e3:.2f} ms")
             if seconds < best:
                 best = seconds
                 self._use(replace(way, kernel=fast))
