@@ -14,6 +14,7 @@ from benchmarks.timing import console, differences, in_turns, one_thread, verdic
 TARGET = 20e-6  # for a seed that is a tensor just like its output
 SIZES = (1, 1_000, 100_000)
 REPEATS, CALLS = 200, 10
+BUDGET, QUICK_BUDGET = 1.0, 0.05
 OURS, THEIRS = "pullback", "torch"
 
 
@@ -41,7 +42,7 @@ def cases(size: int) -> dict[str, dict[str, Callable[[], None]]]:
     }
 
 
-def main() -> None:
+def main(*, quick: bool = False) -> None:
     table = Table(title="One backward pass through x.sin(), µs", title_justify="left")
     for header in ("seed", "elements", "torch min", "ours min", "torch median", "ours median", "more (min)",
                    "more (median)", f"target {TARGET * 1e6:.0f}"):  # fmt: skip
@@ -50,7 +51,7 @@ def main() -> None:
         for size in SIZES:
             for kind, contestants in cases(size).items():
                 in_turns(contestants, repeats=5)
-                seconds = in_turns(contestants, repeats=REPEATS, calls=CALLS, budget=1.0)
+                seconds = in_turns(contestants, repeats=REPEATS, calls=CALLS, budget=QUICK_BUDGET if quick else BUDGET)
                 rounds = min(len(turns) for turns in seconds.values())
                 seconds = {name: turns[:rounds] for name, turns in seconds.items()}
                 by_minima, by_median = differences(seconds, OURS, THEIRS)

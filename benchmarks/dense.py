@@ -1,188 +1,76 @@
-"""Whole Jacobians: ``pb.jacobian(...).dense()`` and ``.blocks()`` against every way that PyTorch offers.
+"""Dense, per-example, parameter, Gram and second-order Jacobians against every way that PyTorch and JAX offer.
 
-float32, one thread, in turns, minima. Results are compared before anything is timed.
+float32 and float64, one thread. Every contestant is held against a float64 reference of plain reverse passes first; one
+that is wrong or raises is shown as such, and not timed. The others take turns, and minima and medians count.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from rich.table import Table
-from torch import Tensor, nn
-from torch.func import jacfwd, jacrev, vmap
 
-import pullback as pb
-from benchmarks.timing import console, in_turns, one_thread
+from benchmarks import by_hand, dense_ours, dense_peers
+from benchmarks.dense_problems import PROBLEMS, Case, Problem, reference
+from benchmarks.jax_peer import Peer, PeerError
+from benchmarks.measure import BUDGET, REPEATS, Contestant, Here, Jax, Result, measure
 
-OURS, UNCHECKED = "pullback", "pullback, verify=False"
-REPEATS = 30
-# A contestant has had enough turns after so many seconds, be it one.
-BUDGET = 0.8
+DTYPES = (torch.float32, torch.float64)
+QUICK_REPEATS, QUICK_BUDGET = 7, 0.02
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A function whose Jacobian is wanted, and the ways to it.
-
-    Attributes:
-        name: What it is called.
-        ours: How Pullback finds it.
-        unchecked: How it does when nothing is to be verified.
-        peers: How PyTorch does, by name; each gives the same numbers in the same shape.
-        plan: What Pullback chose.
-    """
-
-    name: str
-    ours: Callable[[], Tensor]
-    unchecked: Callable[[], Tensor]
-    peers: dict[str, Callable[[], Tensor]]
-    plan: Callable[[], str]
-
-
-def whole(name: str, f: Callable[[Tensor], Tensor], x: Tensor) -> Problem:
-    """The problem of every entry of one Jacobian."""
-    functional = torch.autograd.functional.jacobian
-
-    def plan() -> str:
-        J = pb.jacobian(f, x)
-        J.dense()
-        return described(J)
-
-    return Problem(
-        name,
-        lambda: pb.jacobian(f, x).dense(),
-        lambda: pb.jacobian(f, x, verify=False).dense(),
-        {
-            "func.jacrev": lambda: jacrev(f)(x),
-            "func.jacfwd": lambda: jacfwd(f)(x),
-            "functional.jacobian": lambda: functional(f, x),
-            "functional.jacobian, vectorize": lambda: functional(f, x, vectorize=True),
-            "a loop over rows": lambda: row_loop(f, x),
-        },
-        plan,
-    )
+def contestants(problem: Problem, case: Case, peer: Peer | None, *, quick: bool) -> Iterator[Contestant]:
+    """Everyone who takes part in a problem."""
+    for name, make in dense_ours.ways(problem, case, quick=quick).items():
+        yield Here(name, "ours", make)
+    for name, make in dense_peers.ALL[problem.want](case).items():
+        yield Here(name, "peer", make)
+    if problem.key in by_hand.ALL:
+        for name, call in by_hand.ALL[problem.key](case).items():
+            yield Here(name, "hand", dense_peers.ready(call))
+    if peer is not None:
+        sizes, dtype = list(problem.quick if quick else problem.sizes), str(case.x.dtype).removeprefix("torch.")
+        try:
+            for way in peer.ask("dense.make", key=problem.key, sizes=sizes, dtype=dtype)["ways"]:
+                yield Jax(f"JAX {way}", peer, way)
+        except PeerError:
+            return  # its interpreter has ended, which was said
 
 
-def row_loop(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """One ``torch.autograd.grad`` for each output element."""
-    x = x.detach().requires_grad_()
-    y = f(x)
-    flat = y.flatten()
-    rows = [torch.autograd.grad(flat[i], x, retain_graph=True)[0] for i in range(len(flat))]
-    return torch.stack(rows).reshape(y.shape + x.shape)
+def run(
+    problem: Problem,
+    dtype: torch.dtype,
+    peer: Peer | None,
+    record: list[dict[str, Any]],
+    *,
+    quick: bool,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Measure one problem in one dtype, and put what is found into the record, also where it is cut short."""
+    name = str(dtype).removeprefix("torch.")
+
+    def tell(text: str) -> None:
+        say(f"{problem.key} {name}: {text}")
+
+    tell("finding the reference")
+    expected = reference(problem, problem.case(torch.float64, quick=quick))
+    case = problem.case(dtype, quick=quick)
+    results: list[Result] = []
+    title = problem.title + (", small" if quick else "")
+    entry: dict[str, Any] = {"key": problem.key, "title": title, "dtype": name, "shape": list(expected.shape)}
+    record.append(entry)
+    try:
+        repeats, budget = (QUICK_REPEATS, QUICK_BUDGET) if quick else (REPEATS, BUDGET)
+        everyone = list(contestants(problem, case, peer, quick=quick))
+        measure(everyone, expected, dtype, results, repeats=repeats, budget=budget, say=tell)
+        entry["plan"] = dense_ours.plan(problem, case)
+    finally:
+        entry["ways"] = [result.told() for result in results]
+        gc.collect()  # what libraries keep in cycles is large
 
 
-def by_example(name: str, f: Callable[[Tensor], Tensor], x: Tensor) -> Problem:
-    """The problem of one small Jacobian for each example of a batch."""
-
-    def summed(x: Tensor) -> Tensor:
-        return f(x).sum(0)
-
-    def plan() -> str:
-        J = pb.jacobian(f, x)
-        J.blocks()
-        return described(J)
-
-    return Problem(
-        name,
-        lambda: pb.jacobian(f, x).blocks(),
-        lambda: pb.jacobian(f, x, verify=False).blocks(),
-        {
-            "vmap(jacrev)": lambda: vmap(jacrev(f))(x),
-            "vmap(jacfwd)": lambda: vmap(jacfwd(f))(x),
-            "jacrev of the batch's sum": lambda: jacrev(summed)(x).transpose(0, 1),
-            "functional.jacobian of the sum": lambda: torch.autograd.functional.jacobian(summed, x).transpose(0, 1),
-            "a loop over rows of the sum": lambda: row_loop(summed, x).transpose(0, 1),
-        },
-        plan,
-    )
-
-
-def described(J: pb.Jacobian) -> str:
-    """What a Jacobian that was built had chosen."""
-    plan = J.plan()
-    return f"{plan.chosen}, {plan.passes:,} passes; {plan.route}"
-
-
-def mlp(*sizes: int) -> nn.Sequential:
-    """A network of linear layers with tanh between them; its parameters are constants."""
-    layers: list[nn.Module] = []
-    for size, after in pairwise(sizes):
-        layers += [nn.Linear(size, after), nn.Tanh()]
-    return nn.Sequential(*layers[:-1]).requires_grad_(False)
-
-
-def cnn() -> nn.Sequential:
-    """A small network for one image 3 x 32 x 32, with ten outputs."""
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 8 * 8, 10),
-    ).requires_grad_(False)
-
-
-def neighbours(x: Tensor) -> Tensor:
-    """Every output reads three neighbouring inputs."""
-    return x.sin() * x.roll(1) + x.roll(-1) ** 2
-
-
-def problems() -> list[Problem]:
-    """The problems, the same numbers every time."""
-    torch.manual_seed(0)
-    w = torch.randn(10_000, 4)
-    return [
-        whole("A  MLP 256 → 3 x 512 → 128, one input", mlp(256, 512, 512, 512, 128), torch.randn(256)),
-        by_example("B  MLP 3 → 2 x 64 → 5, 512 examples", mlp(3, 64, 64, 5), torch.randn(512, 3)),
-        whole("C  CNN 3 x 32 x 32 → 10, by the image", cnn(), torch.randn(1, 3, 32, 32)),
-        whole("E  R^1000 → R^1000, three neighbours", neighbours, torch.randn(1000)),
-        whole("F  R^4 → R^10000, sin(Wx)", lambda x: (w @ x).sin(), torch.randn(4)),
-    ]
-
-
-def compare(problem: Problem) -> Table:
-    """Check that all ways agree, time them, and tell of it in a table.
-
-    Raises:
-        AssertionError: Two ways give different numbers.
-    """
-    contestants = {OURS: problem.ours, UNCHECKED: problem.unchecked, **problem.peers}
-    expected = problem.ours()
-    first = {}
-    for name, call in contestants.items():
-        began = time.perf_counter()
-        found = call()
-        first[name] = time.perf_counter() - began
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
-    # Who took long once is not asked again.
-    again = {name: call for name, call in contestants.items() if first[name] < BUDGET}
-    turns = in_turns(again, repeats=REPEATS, budget=BUDGET)
-    best = {name: min([first[name], *turns.get(name, ())]) for name in contestants}
-    table = Table(title=problem.name, title_justify="left", caption=problem.plan(), caption_justify="left")
-    table.add_column("way", min_width=34)
-    for header in ("min ms", "peer / ours", "turns"):
-        table.add_column(header, justify="right")
-    for name in sorted(best, key=best.__getitem__):
-        ratio = "" if name == OURS else f"{best[name] / best[OURS]:.2f}"
-        turned = str(1 + len(turns.get(name, ())))
-        table.add_row(name, f"{best[name] * 1e3:.2f}", ratio, turned, style="bold" if name == OURS else None)
-    return table
-
-
-def main() -> None:
-    screen = console()
-    with one_thread():
-        for problem in problems():
-            screen.print(compare(problem))
-
-
-if __name__ == "__main__":
-    main()
+def keys() -> tuple[str, ...]:
+    """The problems' letters."""
+    return tuple(problem.key for problem in PROBLEMS)

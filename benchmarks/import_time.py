@@ -15,7 +15,7 @@ import pullback as pb
 from benchmarks.timing import console, verdict
 
 TARGET = 100e-3
-PAIRS = 7
+PAIRS, QUICK_PAIRS = 7, 1
 ALONE = "import time; began = time.perf_counter(); import torch; print(time.perf_counter() - began, 0)"
 BOTH = (
     "import time; began = time.perf_counter(); import torch; between = time.perf_counter(); import pullback; "
@@ -42,11 +42,12 @@ def seconds(program: str, compiled: str) -> tuple[float, float]:
     return whole, last
 
 
-def main() -> None:
+def main(*, quick: bool = False) -> None:
+    pairs = QUICK_PAIRS if quick else PAIRS
     alone, both, last = [], [], []
     with tempfile.TemporaryDirectory() as compiled:
         seconds(BOTH, compiled)  # the files are read, and compiled, once
-        for turn in range(PAIRS):
+        for turn in range(pairs):
             for program in (ALONE, BOTH)[:: 1 if turn % 2 == 0 else -1]:
                 times = seconds(program, compiled)
                 if program == ALONE:
@@ -55,7 +56,7 @@ def main() -> None:
                     both.append(times[0])
                     last.append(times[1])
     more = [b - a for a, b in zip(alone, both, strict=True)]
-    table = Table(title=f"Imports in {PAIRS} fresh interpreters each, ms", title_justify="left")
+    table = Table(title=f"Imports in {pairs} fresh interpreters each, ms", title_justify="left")
     for header in ("", "min", "median", f"target {TARGET * 1e3:.0f}"):
         table.add_column(header, justify="right" if header else "left")
     rows = {"import torch": alone, "import torch, pullback": both, "the difference, pair by pair": more,

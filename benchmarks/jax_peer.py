@@ -1,4 +1,4 @@
-"""asdex as a peer: in this interpreter if it is installed here, else in the one that PULLBACK_JAX_PYTHON names."""
+"""JAX, and asdex on it, as peers: in this interpreter if JAX is here, else in one that PULLBACK_JAX_PYTHON names."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ class PeerError(RuntimeError):
 
 
 class Peer:
-    """asdex, in this process or in another one.
+    """JAX and asdex, in this process or in another one.
 
     Args:
-        python: The interpreter that has it; None for this one.
+        python: The interpreter that has them; None for this one.
     """
 
     def __init__(self, python: str | None) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self.versions: dict[str, str] = {}
         if python is None:
-            from benchmarks.jax_problems import Asdex
+            from benchmarks.jax_problems import Server
 
-            self._local = Asdex()
+            self._local = Server()
             return
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "JAX", "XLA"))}
         self._process = subprocess.Popen(
@@ -39,30 +40,35 @@ class Peer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            start_new_session=True,  # Ctrl-C is for this process, which ends the other
         )
 
     @classmethod
     def find(cls) -> tuple[Peer | None, str]:
         """The peer, and what there is to say of it."""
-        here = all(importlib.util.find_spec(name) for name in ("jax", "asdex"))
+        here = importlib.util.find_spec("jax") is not None
         python = os.environ.get(VARIABLE)
         if not here and not python:
-            return None, f"asdex is missing: install it here, or let {VARIABLE} name an interpreter that has it"
+            return None, f"JAX and asdex are missing: install them here, or let {VARIABLE} name a Python that has them"
         try:
             peer = cls(None if here else python)
-            return peer, peer.ask("about")["text"] + (", in this interpreter" if here else f", by {VARIABLE}")
+            peer.versions = peer.ask("versions")
         except (PeerError, OSError, ImportError) as error:
-            return None, f"asdex is missing: {error}"
+            return None, f"JAX is missing: {error}"
+        about = ", ".join(f"{name} {version}" for name, version in peer.versions.items())
+        return peer, about + (", in this interpreter" if here else f", by {VARIABLE}")
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Let it do something.
+        """Let it do something, such as ``"dense.make"``.
 
         Raises:
             PeerError: It could not.
         """
         if self._process is None:
-            answer: dict[str, Any] = getattr(self._local, do)(**arguments)
-            return answer
+            try:
+                return self._local.do(do, **arguments)
+            except Exception as error:
+                raise PeerError(f"{type(error).__name__}: {error}") from error
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -71,19 +77,23 @@ class Peer:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise PeerError(f"the interpreter of {VARIABLE} ended; has it asdex, JAX and SciPy?")
-        answer = json.loads(line)
+            raise PeerError(f"the interpreter of {VARIABLE} ended; has it JAX and SciPy?")
+        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise PeerError(answer["error"])
         return answer
 
-    def seconds(self, way: str) -> float:
+    def seconds(self, do: str, way: str) -> float:
         """The seconds of one call there."""
-        return float(self.ask("time", way=way)["seconds"])
+        return float(self.ask(do, way=way)["seconds"])
 
     def close(self) -> None:
         """End the other process, if there is one."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
-            self._process.wait(timeout=60)
+            try:
+                self._process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()

@@ -1,7 +1,7 @@
-"""The sparse problems in JAX, with asdex; and a server that times them where PyTorch need not be installed.
+"""The sparse problems in JAX, with asdex; and a server that times JAX where PyTorch need not be installed.
 
 ``python -m benchmarks.jax_problems`` reads commands as lines of JSON and answers each with a line of JSON, so that an
-interpreter with JAX can take turns with one that has PyTorch. Both do the same work on one thread in float64.
+interpreter with JAX can take turns with one that has PyTorch. Both do the same work on one thread.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import problem_numbers
+from benchmarks.jax_dense import Dense
 
 ALPHA = 10.0
 
@@ -90,19 +92,18 @@ def function(key: str, sizes: tuple[int, ...], numbers: dict[str, Any]) -> Calla
 
 
 class Asdex:
-    """asdex on one problem after another; every method answers with numbers that JSON can hold."""
+    """asdex on one sparse problem after another; every method answers with numbers that JSON can hold.
 
-    def __init__(self) -> None:
-        self.jax = on_one_thread()
+    Args:
+        jax: The module, on one thread.
+    """
+
+    def __init__(self, jax: Any) -> None:
         import asdex
 
+        self.jax = jax
         self.asdex = asdex
         warnings.simplefilter("ignore")  # that a coloring is dense is seen in its count
-
-    def about(self) -> dict[str, Any]:
-        from importlib.metadata import version
-
-        return {"text": f"asdex {version('asdex')} on JAX {version('jax')}"}
 
     def make(self, key: str, sizes: list[int], of: str) -> dict[str, Any]:
         """Take another problem."""
@@ -130,6 +131,7 @@ class Asdex:
         self.bcoo = self.jax.jit(self.bcoo)
         self.bcoo(self.x).data.block_until_ready()
         jitted = time.perf_counter()
+        memory = self.bcoo.lower(self.x).compile().memory_analysis()
         self.csr = make(self.f, self.coloring, output_format="scipy_csr")
         self.csr(self.x)
         self.forward(self.x).block_until_ready()
@@ -140,6 +142,7 @@ class Asdex:
             "jit": jitted - done,
             "colors": int(self.coloring.num_colors),
             "nnz": int(pattern.nnz),
+            "bytes": memory.output_size_in_bytes + memory.temp_size_in_bytes,
         }
 
     def time(self, way: str) -> dict[str, Any]:
@@ -160,15 +163,43 @@ class Asdex:
         return {}
 
 
+class Server:
+    """JAX, and asdex where it is installed: a command names the one that it is for, ``"dense.make"``."""
+
+    def __init__(self) -> None:
+        self.jax = on_one_thread()
+        self.rooms: dict[str, Any] = {"dense": Dense(self.jax)}
+        self.missing = ""
+        try:
+            self.rooms["sparse"] = Asdex(self.jax)
+        except ImportError as error:
+            self.missing = str(error)
+
+    def do(self, what: str, **arguments: Any) -> dict[str, Any]:
+        """Carry out one command.
+
+        Raises:
+            ImportError: It is for asdex, which is missing.
+        """
+        if what == "versions":
+            names = ["jax"] + ["asdex"] * ("sparse" in self.rooms)
+            return {name: version(name) for name in names}
+        room, method = what.split(".")
+        if room not in self.rooms:
+            raise ImportError(self.missing)
+        answer: dict[str, Any] = getattr(self.rooms[room], method)(**arguments)
+        return answer
+
+
 def main() -> None:
     """Answer commands until there are none."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what anything prints is no answer
-    peer = Asdex()
+    server = Server()
     for line in sys.stdin:
         command = json.loads(line)
         try:
-            answer = getattr(peer, command.pop("do"))(**command)
+            answer = server.do(command.pop("do"), **command)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"[:300]}
         print(json.dumps(answer), file=answers, flush=True)

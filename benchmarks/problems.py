@@ -152,9 +152,10 @@ class Problem:
         """What is differentiated once: the function, or the gradient of the number."""
         return grad(self.fresh()) if self.of == "hessian" else self.fresh()
 
-    def lazy(self) -> pb.Jacobian:
-        """Pullback's Jacobian or Hessian of a fresh function; nothing is found yet."""
-        return (pb.hessian if self.of == "hessian" else pb.jacobian)(self.fresh(), self.points[0])
+    def lazy(self, x: Tensor | None = None) -> pb.Jacobian:
+        """Pullback's Jacobian or Hessian of a fresh function, at the first point or another; nothing is found yet."""
+        at = self.points[0] if x is None else x
+        return (pb.hessian if self.of == "hessian" else pb.jacobian)(self.fresh(), at)
 
     def prepare(self, *, compile: bool) -> pb.Prepared:
         """Pullback's preparation of a fresh function."""
@@ -168,9 +169,9 @@ class Problem:
             "torch.func.jacrev": lambda: torch.func.jacrev(f)(x),
         }
 
-    def product(self, v: Tensor) -> Tensor:
-        """J v at the first point, by torch.func."""
-        return jvp(self.mapped(), (self.points[0],), (v,))[1]
+    def product(self, v: Tensor, x: Tensor) -> Tensor:
+        """J v at a point, by torch.func."""
+        return jvp(self.mapped(), (x,), (v,))[1]
 
 
 def by_hand(problem: Problem, pattern: pb.Pattern) -> tuple[str, Callable[[Tensor], Tensor]]:

@@ -1,85 +1,109 @@
-"""Every entry of Jacobians with structure: a narrow waist, or few nonzeros; against torch.func. float32, one thread."""
+"""Every entry of Jacobians with a narrow waist, against torch.func and by hand. float32, one thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
-from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import jacfwd, jacrev
 
 import pullback as pb
-from benchmarks.dense import described, mlp, neighbours
-from benchmarks.timing import in_turns
+from benchmarks.dense_ours import CALLED, COMPILED, PREPARED
+from benchmarks.dense_peers import Make, ready
+from benchmarks.dense_problems import rows
+from benchmarks.measure import Contestant, Here, Result, measure
+from benchmarks.targets import Entry, Target, best, ratio, way
 
-COMPILED, PREPARED, ONE_CALL = "pullback, prepared and compiled", "pullback, prepared", "pullback, one call"
-PEERS = ("torch.func.jacrev", "torch.func.jacfwd")
-REPEATS, BUDGET = 40, 1.5
 SIZE, WAIST = 1000, 8
 NEEDED = 20.0
 
 
-def ways_of(f: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, Callable[[], Tensor]]:
-    """The ways to every entry."""
-    prepared, compiled = pb.prepare(f, x), pb.prepare(f, x, compile=True)
-    return {
-        COMPILED: lambda: compiled(x).dense(),
-        PREPARED: lambda: prepared(x).dense(),
-        ONE_CALL: lambda: pb.jacobian(f, x).dense(),
-        PEERS[0]: lambda: jacrev(f)(x),
-        PEERS[1]: lambda: jacfwd(f)(x),
-    }
+@dataclass(frozen=True)
+class Autoencoder:
+    """A network with a waist.
+
+    Attributes:
+        size: The number of inputs, and of outputs.
+        width: The size of the layers before and after the waist.
+    """
+
+    size: int
+    width: int
+
+    @property
+    def key(self) -> str:
+        return f"waist-{self.width}"
+
+    @property
+    def title(self) -> str:
+        return f"autoencoder {'-'.join(map(str, self.sizes))}, every entry"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.size, self.width, WAIST, self.width, self.size
+
+    def network(self) -> nn.Sequential:
+        """The network, with the same numbers every time."""
+        torch.manual_seed(0)
+        layers = [layer for size, after in pairwise(self.sizes) for layer in (nn.Linear(size, after), nn.Tanh())]
+        return nn.Sequential(*layers[:-1]).requires_grad_(False)
 
 
-def autoencoder(width: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """A network with a waist, and its Jacobian as one writes it who knows of the waist."""
-    net = mlp(SIZE, width, WAIST, width, SIZE)
+def suite(*, quick: bool) -> list[Autoencoder]:
+    return [Autoencoder(200, 32)] if quick else [Autoencoder(SIZE, width) for width in (64, 256, 1000)]
+
+
+def contestants(problem: Autoencoder, x: Tensor, *, quick: bool) -> list[Contestant]:
+    """The ways to every entry, and the product of two factors, which none can do without."""
+    net = problem.network()
     encoder, decoder = net[:3], net[3:]
-    return net, lambda x: jacfwd(decoder)(encoder(x)) @ jacrev(encoder)(x)
+
+    def prepare(*, compile: bool) -> Callable[[], Any]:
+        prepared = pb.prepare(net, x, compile=compile)
+        return lambda: prepared(x).dense()
+
+    ours: dict[str, Make] = {
+        CALLED: ready(lambda: pb.jacobian(net, x).dense()),
+        PREPARED: lambda: prepare(compile=False),
+    }
+    if not quick:
+        ours[COMPILED] = lambda: prepare(compile=True)
+    return [
+        *(Here(name, "ours", make) for name, make in ours.items()),
+        Here("func.jacrev", "peer", ready(lambda: jacrev(net)(x))),
+        Here("func.jacfwd", "peer", ready(lambda: jacfwd(net)(x))),
+        Here("by hand: jacfwd(decoder) @ jacrev(encoder)", "hand",
+             ready(lambda: jacfwd(decoder)(encoder(x)) @ jacrev(encoder)(x))),
+    ]  # fmt: skip
 
 
-def dense_tables(*, quick: bool) -> Iterator[tuple[Table, str, float, float]]:
-    """For each problem a table, what is compared, the ratio found, and what is needed (0: nothing)."""
-    torch.manual_seed(0)
-    x = torch.randn(SIZE)
-    yield compare("R^1000 → R^1000, three neighbours", ways_of(neighbours, x), described(built(neighbours, x)), 0.0)
-    for width in (64, 256) if quick else (64, 256, 1000):
-        net, by_hand = autoencoder(width)
-        hand = {"by hand: jacfwd(decoder) @ jacrev(encoder)": lambda by_hand=by_hand: by_hand(x)}
-        title = f"autoencoder {SIZE}-{width}-{WAIST}-{width}-{SIZE}"
-        outer, inner = torch.randn(SIZE, WAIST), torch.randn(WAIST, SIZE)
-        floor = {"floor: one product of the two factors": lambda outer=outer, inner=inner: outer @ inner}
-        yield compare(title, ways_of(net, x) | hand, described(built(net, x)), NEEDED, floor)
+def run(problem: Autoencoder, record: list[Entry], *, quick: bool, say: Callable[[str], None]) -> None:
+    """Measure one, and put what is found into the record, also where it is cut short."""
+    torch.manual_seed(1)
+    x = torch.randn(problem.size)
+    at = x.double().requires_grad_()
+    expected = rows(problem.network().double()(at), [at])
+    results: list[Result] = []
+    entry: Entry = {
+        "key": problem.key,
+        "title": problem.title,
+        "dtype": "float32",
+        "shape": [problem.size] * 2,
+        "plan": "",
+    }
+    record.append(entry)
+    try:
+        everyone = contestants(problem, x, quick=quick)
+        measure(everyone, expected, torch.float32, results, budget=0.1 if quick else 0.8, say=say)
+    finally:
+        entry["ways"] = [result.told() for result in results]
 
 
-def built(f: Callable[[Tensor], Tensor], x: Tensor) -> pb.Jacobian:
-    """A Jacobian that was built, and so knows its plan."""
-    J = pb.jacobian(f, x)
-    J.dense()
-    return J
-
-
-def compare(
-    title: str,
-    ways: dict[str, Callable[[], Tensor]],
-    plan: str,
-    needed: float,
-    floor: dict[str, Callable[[], Tensor]] | None = None,
-) -> tuple[Table, str, float, float]:
-    """Check that all ways agree, and time them beside what none can do without."""
-    expected = ways[PEERS[0]]()
-    for name, way in ways.items():
-        torch.testing.assert_close(way(), expected, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
-    seconds = in_turns(ways | (floor or {}), repeats=REPEATS, budget=BUDGET)
-    best = {name: min(each) for name, each in seconds.items()}
-    table = Table(title=f"{title}: every entry", title_justify="left", caption=plan, caption_justify="left")
-    table.add_column("way", min_width=44)
-    for header in ("min ms", "/ compiled", "/ prepared", "/ one call", "turns"):
-        table.add_column(header, justify="right")
-    for name in sorted(best, key=best.__getitem__):
-        ratios = [f"{best[name] / best[ours]:.2f}" for ours in (COMPILED, PREPARED, ONE_CALL)]
-        style = "bold" if name in {COMPILED, PREPARED, ONE_CALL} else None
-        table.add_row(name, f"{best[name] * 1e3:.3f}", *ratios, str(len(seconds[name])), style=style)
-    ratio = min(best[peer] for peer in PEERS) / best[COMPILED]
-    return table, f"{title}: best of jacrev, jacfwd / compiled", ratio, needed
+def target(entry: Entry) -> Target:
+    """What the structure must bring."""
+    found = ratio(best(entry, "peer"), way(entry, COMPILED))
+    return Target(f"{entry['title']}: best of jacrev, jacfwd / compiled", NEEDED, found)

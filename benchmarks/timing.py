@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,19 +27,31 @@ def once(call: Callable[[], Any], calls: int = 1) -> float:
 def in_turns(
     contestants: dict[str, Callable[[], Any]], *, repeats: int, calls: int = 1, budget: float = math.inf
 ) -> dict[str, list[float]]:
-    """The seconds of each contestant's turns; every other round goes the other way round.
+    """The seconds of each contestant's turns, each a mean of ``calls`` calls; see :func:`turns`."""
+    told = {name: partial(once, call, calls) for name, call in contestants.items()}
+    return turns(told, repeats=repeats, budget=budget / calls)
+
+
+def turns(
+    contestants: dict[str, Callable[[], float]],
+    *,
+    repeats: int,
+    budget: float = math.inf,
+    into: dict[str, list[float]] | None = None,
+) -> dict[str, list[float]]:
+    """The seconds that contestants say their turns took; every other round goes the other way round.
 
     Args:
-        contestants: What to time, by name.
+        contestants: What says how long it took, by name.
         repeats: The most rounds.
-        calls: The calls in a turn.
-        budget: The seconds after which a contestant has had enough turns.
+        budget: The seconds after which a contestant has had enough turns, be it one.
+        into: Lists to append to, so that a run that is cut short leaves what it had.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    seconds: dict[str, list[float]] = {name: [] for name in contestants} if into is None else into
     for turn in range(repeats):
         for name in list(contestants)[:: 1 if turn % 2 == 0 else -1]:
-            if not seconds[name] or sum(seconds[name]) * calls < budget:
-                seconds[name].append(once(contestants[name], calls))
+            if not seconds[name] or sum(seconds[name]) < budget:
+                seconds[name].append(contestants[name]())
     return seconds
 
 
