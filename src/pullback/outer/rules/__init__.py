@@ -1,0 +1,1 @@
+"""Contraction rules, one file for each family of operations."""
