@@ -40,6 +40,7 @@ class Plan:
         chunks: How many passes each chunk had.
         checked: How the result was verified.
         notes: What was substituted on the way, and what else a reader should know.
+        before: Whether the bids are those of another point, for the same function and shapes.
     """
 
     want: str
@@ -52,6 +53,7 @@ class Plan:
     chunks: list[int] = field(default_factory=list)
     checked: str = ""
     notes: list[str] = field(default_factory=list)
+    before: bool = False
 
     @property
     def passes(self) -> int:

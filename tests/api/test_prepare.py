@@ -763,8 +763,6 @@ def test_errors():
         pb.prepare(product, x, strategy="magic")
     with pytest.raises(StrategyError):
         pb.prepare(product, x, strategy="star")
-    with pytest.raises(StrategyError):
-        pb.prepare(product, x, strategy="rows")
     with pytest.raises(ValueMismatch, match="one real number"):
         pb.prepare(product, x, of="hessian")
     with pytest.raises(ArgumentError, match="not a function"):

@@ -84,15 +84,15 @@ def test_the_first_chunk_is_measured_and_sizes_the_others():
     spy = Spy()
     found, run = LocalExecutor(memory=1000, progress=False).run([batched(spy)], seeds, 100, ANSWER)
     assert_right(found, 100)
-    assert run.chunks[0] == local.FIRST_CHUNK
+    assert run.chunks[:2] == list(local.PROBES)
     assert run.each >= 8 * (N + 1)  # at least what a pass answers
-    assert run.chunks[1] == int(1000 // run.each)
+    assert run.chunks[2] == int(1000 // run.each)
 
 
 def test_what_fits_the_first_chunk_is_not_measured(never_measured):
     spy = Spy()
-    _, run = CALM.run([batched(spy)], seeds, local.FIRST_CHUNK, ANSWER)
-    assert spy.sizes == [local.FIRST_CHUNK]
+    _, run = CALM.run([batched(spy)], seeds, local.PROBES[0], ANSWER)
+    assert spy.sizes == [local.PROBES[0]]
     assert run.each == 0
 
 
@@ -209,11 +209,12 @@ def test_an_interrupt_passes_through(interrupt):
 
 def test_a_batch_slower_than_its_passes_alone_leaves_the_rest_to_the_next_route():
     slow, fast = Spy(delay=5e-3), Spy()
-    found, run = CALM.run([batched(slow), looped(fast)], seeds, 20, ANSWER, alone=2e-3)
-    assert_right(found, 20)
-    assert slow.sizes == [local.FIRST_CHUNK]
-    assert fast.sizes == [1] * (20 - local.FIRST_CHUNK)
-    assert run.chunks == [local.FIRST_CHUNK] + [1] * (20 - local.FIRST_CHUNK)
+    found, run = CALM.run([batched(slow), looped(fast)], seeds, 40, ANSWER, alone=2e-3)
+    assert_right(found, 40)
+    # The first chunk warms up, and is not counted.
+    assert slow.sizes == list(local.PROBES)
+    assert fast.sizes == [1] * (40 - sum(local.PROBES))
+    assert run.chunks == [*local.PROBES] + [1] * (40 - sum(local.PROBES))
     assert run.batch_is_slower
     assert run.notes == ["batched: slower than looped, which did the rest"]
 

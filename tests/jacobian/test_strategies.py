@@ -12,7 +12,7 @@ from tests.conftest import DEVICE
 SCENARIOS = scenarios(torch.float64, DEVICE)
 STRATEGY_NAMES = list(STRATEGIES.all())
 # What these send rests on a structure that not every function has.
-MAY_REFUSE = {"acyclic", "blocks", "bidirectional", "factored", "star", "waist"}
+MAY_REFUSE = {"acyclic", "blocks", "bidirectional", "factored", "outer", "staged", "star", "waist"}
 
 
 def test_the_registry_is_not_empty():

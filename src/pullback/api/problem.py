@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Sequence
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -133,6 +134,11 @@ def _argument_names(f: Any, count: int) -> list[str]:
     """What f calls its arguments, where Python can tell."""
     names = [f"argument {index}" for index in range(count)]
     function = f.forward if isinstance(f, nn.Module) else f
+    own = function.__func__ if isinstance(function, MethodType) else function
+    if type(own) is FunctionType and not vars(own):  # what inspect would say, without its detours
+        code, skip = own.__code__, int(own is not function)
+        known = code.co_varnames[skip : code.co_argcount][:count]
+        return [*known, *names[len(known) :]]
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pullback.autodiff.linearize import evaluate
 from pullback.data.problem import Problem
@@ -37,11 +38,18 @@ def _recorded(problem: Problem, points: Sequence[Tensor]) -> Any:
 
 
 def _transformed(problem: Problem, points: Sequence[Tensor]) -> Any:
-    def scalar(*given: Tensor) -> tuple[Tensor, Any]:
-        value, aux = evaluate(problem, given)
-        return _scalar(value), aux
+    spec: list[Any] = []
 
-    gradients, aux = torch.func.grad(scalar, argnums=tuple(range(len(points))), has_aux=True)(*points)
+    def scalar(*given: Tensor) -> tuple[Tensor, list[Tensor]]:
+        value, aux = evaluate(problem, given)
+        leaves, tree = pytree.tree_flatten(aux)
+        spec[:] = [tree, leaves]
+        return _scalar(value), [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    # torch takes nothing but tensors beside the value
+    gradients, tensors = torch.func.grad(scalar, argnums=tuple(range(len(points))), has_aux=True)(*points)
+    remaining, (tree, leaves) = iter(tensors), spec
+    aux = pytree.tree_unflatten([next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in leaves], tree)
     return _answer(problem, points, gradients, aux)
 
 

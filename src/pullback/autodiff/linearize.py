@@ -12,12 +12,14 @@ import contextvars
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from pullback.autodiff.attention import by_math, is_fused, no_fast_path
 from pullback.autodiff.closures import held_by
 from pullback.autodiff.program import Escapes, NotRecordable, Program, Recorder, as_views, forget_seeded
 from pullback.autodiff.reach import reached
@@ -58,12 +60,12 @@ class Linearization(ABC):
     notes: list[str]
     writes_inputs: bool = False
 
-    @property
+    @cached_property
     def columns(self) -> Space:
         """The live inputs as a Space of their own."""
         return self.inputs.restrict(self.live_inputs)
 
-    @property
+    @cached_property
     def rows(self) -> Space:
         """The live outputs as a Space of their own."""
         return self.outputs.restrict(self.live_outputs)
@@ -94,6 +96,7 @@ class Recorded(Linearization):
         self.create_graph = create_graph
         self.notes = []
         self.ambient: Ambient | None = None
+        self._math = False
         self._leaves = leaves
         self._versions = [None if leaf.is_inference() else leaf._version for leaf in problem.leaves]
         self._results: Tensors = tuple(self.outputs.flatten(value))
@@ -114,14 +117,15 @@ class Recorded(Linearization):
     def pull(self, cotangents: Tensors) -> Tensors:
         live = [self._leaves[index] for index in self.live_inputs]
         try:
-            gradients = torch.autograd.grad(
-                [self._results[index] for index in self.live_outputs],
-                live,
-                cotangents,
-                retain_graph=True,
-                create_graph=self.create_graph,
-                allow_unused=True,
-            )
+            with by_math(self._math):  # a checkpoint computes again here
+                gradients = torch.autograd.grad(
+                    [self._results[index] for index in self.live_outputs],
+                    live,
+                    cotangents,
+                    retain_graph=True,
+                    create_graph=self.create_graph,
+                    allow_unused=True,
+                )
         except RuntimeError as error:
             self._check_unchanged(error)
             raise
@@ -131,7 +135,13 @@ class Recorded(Linearization):
     def kernels(self) -> dict[str, Pass]:
         if self.problem.call is None:
             return {"reverse-over-reverse": self._push_by_pulling}
-        return {"forward": self._push_by_running, "reverse-over-reverse": self._push_by_pulling}
+        found: dict[str, Pass] = {}
+        if self.problem.symmetric and self.live_inputs == self.live_outputs:
+            found["reverse of a symmetric matrix"] = self.pull
+        found["forward"] = self._push_by_running
+        if not self._math and is_fused(self._results):
+            found["forward, attention by its math formulation"] = self._push_by_math
+        return found | {"reverse-over-reverse": self._push_by_pulling}
 
     def _push_by_running(self, tangents: Tensors) -> Tensors:
         """Run the function again, with dual numbers."""
@@ -140,10 +150,30 @@ class Recorded(Linearization):
         points = self._leaves if self.create_graph else tuple(leaf.detach() for leaf in self._leaves)
         with (
             self.ambient.again(),
+            by_math(self._math),
+            no_fast_path(),
             torch.inference_mode(False),
             torch.set_grad_enabled(self.create_graph),
         ):
             return _jvp(self, points, tangents)
+
+    def _push_by_math(self, tangents: Tensors) -> Tensors:
+        """As by running, where fused attention has no forward derivative."""
+        note = "attention by its math formulation: the fused kernel has no forward derivative"
+        if note not in self.notes:
+            self.notes.append(note)
+        with by_math():
+            return self._push_by_running(tangents)
+
+    def attend_by_math(self) -> None:
+        """Evaluate again, with the derivatives of derivatives that fused attention lacks."""
+        self._math = True
+        with self.again(), fresh_modules(self.problem.f):
+            given = tuple(leaf.clone() for leaf in self._leaves) if self.writes_inputs else self._leaves
+            value, self.aux = evaluate(self.problem, given)
+        self._results = tuple(self.outputs.flatten(value))
+        self.value = value if self.create_graph else pytree.tree_map_only(Tensor, torch.Tensor.detach, value)
+        self.notes.append("attention by its math formulation: the fused kernel has no second derivative")
 
     def _push_by_pulling(self, tangents: Tensors) -> Tensors:
         """Differentiate the reverse pass by its seed: ``uᵀJ`` is linear in u, with transpose ``Jv``."""
@@ -161,6 +191,24 @@ class Recorded(Linearization):
         )
         return tuple(map(_dense_or_zero, results, seeds))
 
+    @property
+    def points(self) -> Tensors:
+        """The inputs as the function saw them."""
+        return self._leaves
+
+    @property
+    def results(self) -> Tensors:
+        """The live outputs, with the graph that was recorded."""
+        return tuple(self._results[index] for index in self.live_outputs)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside: the surroundings in which the function was evaluated."""
+        self._check_unchanged(None)
+        assert self.ambient is not None
+        with self.ambient.again(), by_math(self._math), torch.inference_mode(False), torch.enable_grad():
+            yield
+
     def record(self, side: Side) -> Program:
         """The operations of one pass on a side, from the inputs and a seed to the answers.
 
@@ -176,7 +224,10 @@ class Recorded(Linearization):
                 self._check_unchanged(None)
                 assert self.ambient is not None
                 stack.enter_context(self.ambient.again())
+                stack.enter_context(by_math(self._math))
                 buffers = stack.enter_context(fresh_modules(self.problem.f))
+                # A fused kernel has no batching rule, and many passes would run one by one inside of it.
+                stack.enter_context(by_math(is_fused(self._results)))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             return self._record(recorder, side, buffers)
@@ -324,7 +375,8 @@ class Transformed(Linearization):
             seen[:] = [space, live, auxiliary_spec, auxiliary]
             return tuple(leaves[i] for i in live), [a for a in auxiliary if isinstance(a, Tensor)]
 
-        evaluated: Any = torch.func.vjp(run, *self._points, has_aux=True)
+        with by_math():  # the transform around may differentiate again
+            evaluated: Any = torch.func.vjp(run, *self._points, has_aux=True)
         _, self._vjp, tensors = evaluated
         self.outputs, self.live_outputs, spec, others = seen
         remaining = iter(tensors)
@@ -345,7 +397,8 @@ class Transformed(Linearization):
         return {"forward": self._push}
 
     def _push(self, tangents: Tensors) -> Tensors:
-        return _jvp(self, self._points, tangents)
+        with by_math(), no_fast_path():
+            return _jvp(self, self._points, tangents)
 
 
 def linearize(problem: Problem, *, create_graph: bool) -> Linearization:
@@ -373,6 +426,8 @@ def linearize(problem: Problem, *, create_graph: bool) -> Linearization:
         recorded = Recorded(problem, value, aux, leaves, create_graph=create_graph)
     recorded.ambient = ambient
     recorded.writes_inputs = writes_inputs
+    if (create_graph or problem.symmetric) and is_fused(recorded.results):
+        recorded.attend_by_math()
     return recorded
 
 

@@ -256,9 +256,9 @@ class Escapes(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def user_line() -> Line | None:
-    """The innermost line outside torch and Pullback."""
-    frame: FrameType | None = sys._getframe(1)
+def user_line(frame: FrameType | None = None) -> Line | None:
+    """The innermost line outside torch and Pullback, from a frame outwards."""
+    frame = frame or sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((PACKAGE, TORCH, "<")):

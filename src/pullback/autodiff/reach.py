@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +30,19 @@ def reached(outputs: Iterable[Tensor], wanted: Sequence[Tensor]) -> list[bool]:
         visited.add(node)
         stack.extend((child, index) for child, index in node.next_functions if child is not None)
     return [targets.get(index) in found for index in range(len(wanted))]
+
+
+def nodes(outputs: Iterable[Tensor]) -> Iterator[Node]:
+    """Every node that a backward pass from the outputs could visit."""
+    stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    visited = set(stack)
+    while stack:
+        node = stack.pop()
+        yield node
+        for child, _ in node.next_functions:
+            if child is not None and child not in visited:
+                visited.add(child)
+                stack.append(child)
 
 
 def edge_of(tensor: Tensor) -> Edge:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,20 +26,44 @@ class Replay:
     """A program, cut down to some of its tensors.
 
     Attributes:
-        coefficients: ``(*points, *captured) -> coefficients``.
-        linear: ``(*coefficients, *seeds) -> targets``.
+        graph: The linear part, ``(*coefficients, *seeds) -> targets``.
         captured: The tensors that were there before, in the order that ``coefficients`` takes them.
         literals: For each of them whether the function makes it anew each time.
         watched: The Views whose numbers the coefficients end with: what the program's course depended on.
         seeds: The Views that the linear part's seeds stand for.
+        build: Makes ``coefficients``.
     """
 
-    coefficients: fx.GraphModule
-    linear: fx.GraphModule
+    graph: fx.Graph
     captured: tuple[Tensor, ...]
     literals: tuple[bool, ...]
     watched: tuple[View, ...]
     seeds: tuple[View, ...]
+    build: Callable[[], fx.GraphModule]
+
+    @cached_property
+    def linear(self) -> fx.GraphModule:
+        """``(*coefficients, *seeds) -> targets``; compiled to Python when it is first needed."""
+        return fx.GraphModule(torch.nn.Module(), self.graph)
+
+    def interpreted(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """:attr:`linear`, operation by operation: for a few runs that is less work than to compile it."""
+        given = iter(inputs)
+        values: dict[fx.Node, Any] = {}
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "output":
+                return tuple(values[each] for each in node.args[0])
+            else:
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+        raise AssertionError("a graph ends with its output")
+
+    @cached_property
+    def coefficients(self) -> fx.GraphModule:
+        """``(*points, *captured) -> coefficients``; built when it is first needed, which is at another point."""
+        return self.build()
 
 
 @dataclass
@@ -87,9 +112,9 @@ class _Builder:
             if isinstance(out, View):
                 self.put(out, self.graph.call_function(_item, (node, index)))
 
-    def finish(self, views: Sequence[View]) -> fx.GraphModule:
+    def finish(self, views: Sequence[View]) -> fx.Graph:
         self.graph.output(tuple(self.get(view) for view in views))
-        return fx.GraphModule(torch.nn.Module(), self.graph)
+        return self.graph
 
     def _replace(self, value: Any) -> Any:
         if isinstance(value, View):
@@ -121,9 +146,6 @@ def replay(
             if program.versions[view.storage] != view.version:
                 raise NotRecordable("a coefficient is overwritten after it was used")
             needed.setdefault(view.tensor, view)
-    first = _Builder()
-    for point in program.points:
-        first.placeholder(point)
     used = {view.tensor: view for step in rest for view in step.reads if view.tensor in program.captured}
     used |= {tensor: view for tensor, view in needed.items() if tensor in program.captured}
     used |= {view.tensor: view for view in watched if view.tensor in program.captured}
@@ -132,11 +154,15 @@ def replay(
         # The seed of a larger program, of which only the shape is read.
         if view.tensor not in available and view.storage in {seed.storage for seed in stand_ins}:
             used.setdefault(view.tensor, view)
-    for view in used.values():
-        first.placeholder(view)
-    for step in rest:
-        first.add(step)
-    coefficients = first.finish([*needed.values(), *watched])
+
+    def coefficients() -> fx.GraphModule:
+        first = _Builder()
+        for view in (*program.points, *used.values()):
+            first.placeholder(view)
+        for step in rest:
+            first.add(step)
+        return fx.GraphModule(torch.nn.Module(), first.finish([*needed.values(), *watched]))
+
     second = _Builder()
     for view in needed.values():
         second.placeholder(view)
@@ -146,12 +172,12 @@ def replay(
         second.add(step)
     captured = tuple(program.tensors[tensor] for tensor in used)
     literals = tuple(tensor in program.literals or tensor not in program.captured for tensor in used)
-    return Replay(coefficients, second.finish(list(targets)), captured, literals, tuple(watched), program.seeds)
+    return Replay(second.finish(list(targets)), captured, literals, tuple(watched), program.seeds, coefficients)
 
 
 def recorded_coefficients(program: Program, graph: Replay) -> tuple[Tensor, ...]:
     """The coefficients as they were when the program was recorded."""
-    names = [int(node.name[1:]) for node in graph.linear.graph.nodes if node.op == "placeholder"]
+    names = [int(node.name[1:]) for node in graph.graph.nodes if node.op == "placeholder"]
     return tuple(_real(program.tensors[name].detach()) for name in names[: len(names) - len(graph.seeds)])
 
 

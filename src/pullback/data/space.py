@@ -137,6 +137,8 @@ class Space:
 
     def restrict(self, keep: Sequence[int]) -> Space:
         """The Space of some of the leaves, by index, laid end to end anew."""
+        if tuple(keep) == tuple(range(len(self.leaves))):
+            return self
         leaves: list[Leaf] = []
         offset = 0
         for index in keep:
@@ -214,14 +216,26 @@ class Space:
         """The zero vector, one tensor for each leaf, behind the leading dimensions given."""
         return tuple(torch.zeros(lead + leaf.shape, dtype=leaf.dtype, device=leaf.device) for leaf in self.leaves)
 
-    def onehots(self, indices: Tensor) -> tuple[Tensor, ...]:
-        """The unit vectors of these flat positions, stacked: ``(len(indices), *leaf.shape)`` for each leaf."""
+    def onehots(self, indices: Tensor | range) -> tuple[Tensor, ...]:
+        """The unit vectors of these flat positions, stacked: ``(len(indices), *leaf.shape)`` for each leaf.
+
+        Args:
+            indices: The positions; a range counts by ones.
+        """
         seeds = self.zeros(len(indices))
         for seed, leaf in zip(seeds, self.leaves, strict=True):
+            ones = seed.view(len(indices), leaf.numel)
+            if isinstance(indices, range):
+                begin = max(indices.start, leaf.offset)
+                end = min(indices.stop, leaf.offset + leaf.numel)
+                if begin < end:
+                    across = slice(begin - leaf.offset, end - leaf.offset)
+                    ones[begin - indices.start : end - indices.start, across].fill_diagonal_(1)
+                continue
             inside = (indices >= leaf.offset) & (indices < leaf.offset + leaf.numel)
             rows = inside.nonzero().flatten()
             columns = indices[rows] - leaf.offset
-            seed.view(len(indices), leaf.numel)[rows.to(leaf.device), columns.to(leaf.device)] = 1
+            ones[rows.to(leaf.device), columns.to(leaf.device)] = 1
         return seeds
 
     def describe(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +16,15 @@ from pullback.data.space import Space
 from pullback.executors.memory import default_limit, is_out_of_memory, measured, parse_bytes
 from pullback.executors.progress import Progress
 
-# The passes of the first chunk, whose memory is measured; below it a chunk is not worth measuring.
-FIRST_CHUNK = 8
+# The passes of the first chunks, whose memory is measured; below the first a chunk is not worth measuring.
+PROBES = (8, 16)
 # A chunk whose working set leaves the CPU's caches runs slower than two chunks that stay inside.
-CPU_WORKING_SET = 32 * 2**20
+CPU_WORKING_SET = 4 * 2**20
 SMALLEST_FAST_CHUNK = 16
+# Passes whose memory is measured take at most so many times as long, if they are worth timing at all.
+SLOWED_DOWN = 1.5
+# So few seeds are made at once, also where their passes run one by one.
+FEW_PASSES = 16
 # Passes shorter than this are dominated by overhead, which a batch shares.
 WORTH_SWITCHING = 1e-3
 
@@ -50,7 +55,8 @@ class Run:
         route: The route that was taken.
         chunks: The sizes of the chunks.
         notes: Routes that failed on the way, chunks that had to be halved.
-        each: The bytes that one pass of a batch takes, where they were measured.
+        each: The bytes that one pass of a batch takes at most, where they were measured.
+        more: The bytes that one more pass takes: less than ``each`` where the passes of a batch share some.
         batch_is_slower: Whether a pass alone took less time than one in a batch.
     """
 
@@ -58,7 +64,16 @@ class Run:
     chunks: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     each: float = 0.0
+    more: float = 0.0
     batch_is_slower: bool = False
+
+    def learn(self, passes: int, peak: int, before: int) -> None:
+        """Learn from a chunk's peak, and from that of one with half the passes.
+
+        The peak is the largest of several sums ``shared + passes * each``, so its mean bounds every ``each``.
+        """
+        self.each = max(peak / passes, 1.0)
+        self.more = max((peak - before) / (passes / 2), 1.0) if before else self.each
 
 
 @dataclass(frozen=True)
@@ -68,10 +83,12 @@ class LocalExecutor:
     Attributes:
         memory: The limit for the passes' working memory, in bytes or as text; None for a share of what is free.
         progress: Whether to show a progress bar; None: on a terminal, after a second.
+        most: The most passes of a chunk; None: as many as fit.
     """
 
     memory: int | float | str | None = None
     progress: bool | None = None
+    most: int | None = None
 
     def limit(self, device: torch.device) -> int:
         """The memory limit on a device, in bytes."""
@@ -86,7 +103,9 @@ class LocalExecutor:
         *,
         in_place: bool = True,
         each: float | None = None,
+        more: float | None = None,
         alone: float | None = None,
+        into: Callable[[int, Tensors], None] | None = None,
     ) -> tuple[Tensors, Run]:
         """Send ``total`` seeds through the first of the ways that works.
 
@@ -96,21 +115,25 @@ class LocalExecutor:
             total: How many seeds there are; at least one.
             answer: The Space that each pass answers in.
             in_place: Write chunks into one result; False keeps them differentiable and concatenates.
-            each: The bytes that one pass takes, where they are known: then nothing is measured.
+            each: The bytes that one pass takes at most, where they are known: then nothing is measured.
+            more: The bytes that one more pass takes, where they are known.
             alone: The seconds that one pass takes alone, where they are known: should passes take longer in a
                 batch (convolutions do, on a CPU), the rest runs one by one.
+            into: Takes each chunk's answers and the number of its first pass, which may come again when a way fails;
+                None: they are kept.
 
         Returns:
-            One tensor ``(total, *leaf.shape)`` for each leaf of the answer, and what was done.
+            One tensor ``(total, *leaf.shape)`` for each leaf of the answer, or none where ``into`` took them; and what
+            was done.
         """
-        report = Run(each=each or 0.0)
+        report = Run(each=each or 0.0, more=more or each or 0.0)
         for index, way in enumerate(ways):
             report.route = way
             report.chunks = []
             try:
                 rest = ways[index + 1] if alone and alone > WORTH_SWITCHING and index + 1 < len(ways) else None
                 return self._run_way(
-                    way, seeds, total, answer, report, in_place=in_place, rest=rest, alone=alone
+                    way, seeds, total, answer, report, in_place=in_place, rest=rest, alone=alone, into=into
                 ), report
             except Exception as error:
                 if index == len(ways) - 1 or is_out_of_memory(error):
@@ -129,49 +152,60 @@ class LocalExecutor:
         in_place: bool,
         rest: Route | None,
         alone: float | None,
+        into: Callable[[int, Tensors], None] | None,
     ) -> Tensors:
-        collect = _Buffer(total) if in_place else _Pieces()
+        collect = _Handed(into) if into is not None else _Buffer(total) if in_place else _Pieces()
         device = answer.device
-        unmeasured = way.at_once and in_place and not report.each
-        if unmeasured:
-            size = FIRST_CHUNK
-        elif way.at_once and in_place:
-            size = self._chunk(report.each, device)
+        measurable = way.at_once and in_place and not report.each
+        probes = [size for size in PROBES if size <= (self.most or size)] if measurable else []
+        if probes:
+            size = probes[0]
+        elif way.at_once and in_place and report.each:
+            size = self._chunk(report, device)
         else:
             size = total if way.at_once else 1
+        if not way.at_once and total <= min(FEW_PASSES, self.most or total):
+            every = seeds(0, total)
+            seeds = lambda a, b: tuple(stack[a:b] for stack in every)  # noqa: E731  the same seeds, made at once
+        smallest = 0
         start = 0
         with Progress(total, f"{total} passes, {way.name}", self.progress) as progress:
             while start < total:
-                stop = min(start + size, total)
+                stop = min(start + min(size, self.most or size), total)
                 began = time.perf_counter()
+                slack = 1.0
                 try:
-                    if unmeasured and stop < total:
-                        unmeasured = False
+                    if probes and stop < total:
+                        # What is measured is slowed down, and what runs first warms up.
+                        slack = math.inf if len(probes) == len(PROBES) else SLOWED_DOWN
                         results, peak = measured(partial(_send, way, seeds, start, stop), device)
-                        report.each = max(peak / (stop - start), 1.0)
-                        size = self._chunk(report.each, device)
+                        report.learn(stop - start, peak, smallest)
+                        smallest = peak
+                        probes = [size for size in probes[1:] if size * report.each <= self.limit(device)]
+                        size = probes[0] if probes else self._chunk(report, device)
                     else:
                         results = _send(way, seeds, start, stop)
                 except Exception as error:
                     if stop - start == 1 or not is_out_of_memory(error):
                         raise
-                    size = (stop - start) // 2
+                    size, probes = (stop - start) // 2, []
                     report.notes.append(f"out of memory with {stop - start} passes at once: halved")
                     continue
-                if rest and alone and way.at_once and time.perf_counter() - began > alone * (stop - start):
+                if rest and alone and time.perf_counter() - began > slack * alone * (stop - start):
                     report.notes.append(f"{way.name}: slower than {rest.name}, which did the rest")
                     report.batch_is_slower = True
-                    way, size = rest, 1
+                    way, size, rest, probes = rest, 1, None, []
                 collect.put(start, results)
+                del results  # else they would live on beside the next chunk's
                 report.chunks.append(stop - start)
                 start = stop
                 progress.update(start)
         return collect.result()
 
-    def _chunk(self, each: float, device: torch.device) -> int:
-        fits = self.limit(device) // each
+    def _chunk(self, report: Run, device: torch.device) -> int:
+        fits = self.limit(device) // report.each
         if device.type == "cpu":
-            fits = min(fits, max(CPU_WORKING_SET // each, SMALLEST_FAST_CHUNK))
+            fits = min(fits, max(CPU_WORKING_SET // report.more, SMALLEST_FAST_CHUNK))
         return max(int(fits), 1)
 
 
@@ -214,6 +248,16 @@ class _Pieces:
 
     def result(self) -> Tensors:
         return tuple(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*self._pieces, strict=True))
+
+
+class _Handed:
+    """Hands chunks on to who writes them where they belong."""
+
+    def __init__(self, take: Callable[[int, Tensors], None]) -> None:
+        self.put = take
+
+    def result(self) -> Tensors:
+        return ()
 
 
 def first_line(error: BaseException) -> str:

@@ -91,16 +91,17 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # What an operation is given and nobody made here was there before: a view of it takes nothing.
+        for storage in _storages((args, kwargs)):
+            self._count(storage, 0)
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-                self._count(leaf.untyped_storage())
+        for storage in _storages(result):
+            self._count(storage, storage.nbytes())
         return result
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
+    def _count(self, storage: torch.UntypedStorage, size: int) -> None:
         key = storage._cdata
         if key not in self._known:
-            size = storage.nbytes()
             self._known[key] = size
             self.current += size
             self.peak = max(self.peak, self.current)
@@ -108,6 +109,13 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _release(self, key: int) -> None:
         self.current -= self._known.pop(key, 0)
+
+
+def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
+    """The memory of the tensors in a tree."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+            yield leaf.untyped_storage()
 
 
 def measured(run: Callable[[], Any], device: torch.device) -> tuple[Any, int]:

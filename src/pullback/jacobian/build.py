@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from pullback.autodiff.linearize import Tensors
-from pullback.data.space import Leaf, Space
+from pullback.data.space import Space
 from pullback.errors import MemoryLimitError, StrategyError
 from pullback.executors.local import Route, Run, routes
+from pullback.jacobian import second
 from pullback.jacobian.passes import Passes
 from pullback.jacobian.verify import Disagreement, precise, random_vector
 from pullback.plan import Plan, choose
-from pullback.strategies.base import STRATEGIES, Bid, Facts, Grid, Strategy, Want
+from pullback.strategies.base import STRATEGIES, Bid, Facts, Grid, Sink, Strategy, Want, split_blocks
 from pullback.strategies.blocks import common_lead
 
 # Without a limit of the user's, a result of this size is never refused: asking how much memory is free would
 # cost more than making it.
-SMALL = 2**20
+SMALL = 2**24
+# Strategies whose bid follows from the shapes; that examples do not mix is verified at each point.
+SAME_EVERYWHERE = {"rows", "columns", "blocks"}
 
 
 def facts_of(passes: Passes, want: Want, strategy: str = "auto", *, holomorphic: bool) -> Facts:
@@ -34,11 +38,13 @@ def facts_of(passes: Passes, want: Want, strategy: str = "auto", *, holomorphic:
         holomorphic,
         passes.no_forward,
         partial(mixing, passes),
-        passes.structure,
-        passes.elsewhere,
+        passes.structure_again if want == "matrix" and strategy == "auto" else passes.structure,
+        lambda: passes.elsewhere,
         strategy,
         lin.problem.symmetric,
         lin.create_graph,
+        passes.layers,
+        passes.stages,
     )
 
 
@@ -56,17 +62,29 @@ def plan_for(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) ->
     return facts, plan
 
 
-def build(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) -> tuple[Grid | Tensor | None, Plan]:
+def build(
+    passes: Passes, want: Want, strategy: str, *, holomorphic: bool, into: Grid | None = None
+) -> tuple[Grid | Tensor | None, Plan]:
     """Build a Jacobian of the live inputs and outputs.
 
+    Args:
+        passes: The passes through the point.
+        want: What is built.
+        strategy: The strategy's name, or ``"auto"``.
+        holomorphic: Whether entries are complex derivatives.
+        into: Where to write it, as :meth:`Strategy.recover_into` has it; None: nowhere in particular.
+
     Returns:
-        The grid of matrices or the blocks, None where every derivative is zero; and the plan with what was done.
+        The grid of matrices or the blocks, None where every derivative is zero (and nothing was written); and the
+        plan with what was done.
 
     Raises:
         StrategyError: No strategy can build it.
         MemoryLimitError: The result alone exceeds the limit.
     """
-    facts, plan = plan_for(passes, want, strategy, holomorphic=holomorphic)
+    facts, plan = _planned_before(passes, want, strategy, holomorphic=holomorphic) or plan_for(
+        passes, want, strategy, holomorphic=holomorphic
+    )
     if not plan.offers:
         return None, plan
     if not plan.order:
@@ -82,19 +100,71 @@ def build(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) -> tu
         if any(side == "forward" for side, _, _ in offer.parts) and not plan.forward_works(facts):
             continue
         plan.chosen = name
-        _check_memory(passes, facts, offer)
+        if into is None:
+            _check_memory(passes, facts, offer)
         try:
-            result = _carry_out(passes, facts, plan, offer)
+            result = _carry_out(passes, facts, plan, offer, into)
         finally:
             for note in passes.notes:
                 plan.note(note)
         if result is not None:
+            _remember_plan(passes, plan, strategy, holomorphic=holomorphic)
             return result, plan
+        if plan.before or _rests_on_memory(passes, plan):
+            return _build_anew(passes, want, strategy, holomorphic=holomorphic, into=into)
     raise StrategyError(
         f"every way to build this Jacobian as {want} disagrees with a plain reverse pass",
         got="; ".join(plan.notes),
         fix=_instead(want),
     )
+
+
+def _planned_before(
+    passes: Passes, want: Want, strategy: str, *, holomorphic: bool
+) -> tuple[Facts, Plan] | None:
+    """The plan that worked before for this function and these shapes."""
+    known: Plan | None = passes.verifier.recall(_plan_key(passes, want, strategy, holomorphic))
+    if known is None or (known.chosen == "blocks" and not passes.verifier.active):
+        return None
+    if known.chosen == "staged" and isinstance(passes.stages(), str):
+        return None
+    if known.chosen not in {*SAME_EVERYWHERE, "staged"}:
+        passes.structure_again()
+        if not passes.elsewhere:
+            return None
+    plan = replace(known, offers=dict(known.offers), route="", chunks=[], notes=[], before=True)
+    for note in (*_dead_outputs(passes), *passes.linearization.notes, *passes.notes):
+        plan.note(note)
+    return facts_of(passes, want, strategy, holomorphic=holomorphic), plan
+
+
+def _remember_plan(passes: Passes, plan: Plan, strategy: str, *, holomorphic: bool) -> None:
+    """Remember a plan that worked, if its bids hold at other points too; what does not is verified there."""
+    if plan.before or (plan.chosen == "blocks" and not passes.verifier.active):
+        return
+    if plan.chosen in {*SAME_EVERYWHERE, "staged"} or _rests_on_memory(passes, plan):
+        passes.verifier.learn(_plan_key(passes, plan.want, strategy, holomorphic), plan)
+    elif plan.want == "matrix" and plan.chosen != "waist":
+        passes.remember_structure()
+
+
+def _build_anew(
+    passes: Passes, want: Want, strategy: str, *, holomorphic: bool, into: Grid | None
+) -> tuple[Grid | Tensor | None, Plan]:
+    """Build where the plan or the structure that worked before does not work any more."""
+    passes.verifier.learn(_plan_key(passes, want, strategy, holomorphic), None)
+    passes.forget_structure()
+    return build(passes, want, strategy, holomorphic=holomorphic, into=into)
+
+
+def _rests_on_memory(passes: Passes, plan: Plan) -> bool:
+    """Whether a strategy rests on a structure that was found at another point."""
+    return plan.want == "matrix" and passes.elsewhere and plan.chosen not in SAME_EVERYWHERE
+
+
+def _plan_key(passes: Passes, want: str, strategy: str, holomorphic: bool) -> Hashable:
+    lin = passes.linearization
+    return "plan", want, strategy, holomorphic, lin.create_graph, lin.live_inputs, lin.live_outputs
 
 
 def entries_of(built: Grid | Tensor | None, inputs: Space) -> Tensor:
@@ -105,17 +175,18 @@ def entries_of(built: Grid | Tensor | None, inputs: Space) -> Tensor:
     return built
 
 
-def _carry_out(passes: Passes, facts: Facts, plan: Plan, offer: Bid) -> Grid | Tensor | None:
+def _carry_out(passes: Passes, facts: Facts, plan: Plan, offer: Bid, into: Grid | None) -> Grid | Tensor | None:
     """Run one strategy by its routes in turn, until one gives the right numbers."""
     chosen = STRATEGIES.all()[plan.chosen]
     # For each part of the passes the routes that have not given wrong numbers.
     left: dict[int, list[Route]] = {}
+    sink = None if into is None else chosen.sink(facts, offer, into)
     while True:
         answers: list[Tensor] = []
         plan.route, plan.chunks = "", []
         route: Route | None = None
         for part in range(len(offer.parts)):
-            found, run = _run_part(passes, facts, chosen, offer, part, left)
+            found, run = _run_part(passes, facts, chosen, offer, part, answers, left, sink)
             answers.extend(found)
             route = run.route
             assert route is not None
@@ -123,16 +194,24 @@ def _carry_out(passes: Passes, facts: Facts, plan: Plan, offer: Bid) -> Grid | T
                 plan.note(note)
             plan.route += (" + " if plan.route else "") + route.name
             plan.chunks += run.chunks
-        result = chosen.recover(facts, offer, answers)
+        if into is not None and sink is None:
+            chosen.recover_into(facts, offer, answers, into)
+        result = chosen.recover(facts, offer, answers) if into is None else into
         is_plain = plan.chosen == "rows" and route is not None and not route.at_once
-        wrong = _verify(passes, facts, plan, offer, result, is_plain=is_plain)
+        entries = chosen.entries_of(facts, offer, answers)
+        product = partial(chosen.product, facts, offer, answers)
+        wrong = _verify(passes, facts, plan, offer, result if entries is None else entries, product, is_plain=is_plain)
         if wrong is None:
             return result
+        if (plan.before and offer.lead) or _rests_on_memory(passes, plan):
+            return None  # the examples mix here, perhaps, or the pattern is another one: the bid is not good
         after = next((ways[1].name for ways in left.values() if len(ways) > 1), "")
         cheapest = plan.order[plan.order.index(plan.chosen) + 1 :]
         way = f"{plan.chosen} ({plan.route})"
         instead = after or (cheapest[0] if cheapest else "nothing")
-        passes.report(f"{way} disagrees with a plain reverse pass {wrong}", instead, doubtful=wrong.doubtful)
+        text = f"{way} disagrees with a plain reverse pass {wrong}"
+        taken = [ways[0] for ways in left.values()]
+        passes.report(text, instead, doubtful=wrong.doubtful, routes=taken)
         if not after:
             return None
         for part, ways in left.items():
@@ -140,7 +219,14 @@ def _carry_out(passes: Passes, facts: Facts, plan: Plan, offer: Bid) -> Grid | T
 
 
 def _run_part(
-    passes: Passes, facts: Facts, chosen: Strategy, offer: Bid, part: int, left: dict[int, list[Route]]
+    passes: Passes,
+    facts: Facts,
+    chosen: Strategy,
+    offer: Bid,
+    part: int,
+    before: Sequence[Tensor],
+    left: dict[int, list[Route]],
+    sink: Sink | None,
 ) -> tuple[Tensors, Run]:
     """Run the passes of a bid that go to one side.
 
@@ -150,7 +236,9 @@ def _run_part(
         chosen: The strategy.
         offer: Its bid.
         part: Which part of the bid.
+        before: The answers of the parts before it.
         left: The routes left for each part; afterwards the one that was taken is the first.
+        sink: What takes the answers; None: they are kept.
 
     Returns:
         The answers, and what was done.
@@ -158,15 +246,17 @@ def _run_part(
     side, start, stop = offer.parts[part]
     through = chosen.kernels(facts, offer, part)
 
-    def seeds(a: int, b: int) -> Tensors:
+    def own_seeds(a: int, b: int) -> Tensors:
         return chosen.seeds(facts, offer, start + a, start + b)
 
+    seeds = chosen.following(facts, offer, part, before) or own_seeds
+    into = None if sink is None else lambda at, answers: sink(start + at, answers)
     while True:
         if part not in left:
-            left[part] = routes(through[0]) if through else passes.routes(side)
+            left[part] = routes(through[0]) if through else passes.routes(side, stop - start)
         ways = left[part]
         try:
-            found, run = passes.execute(side, ways, seeds, stop - start, through[1] if through else None)
+            found, run = passes.execute(side, ways, seeds, stop - start, through[1] if through else None, into)
         except Exception as error:
             if side == "reverse":
                 raise
@@ -179,7 +269,14 @@ def _run_part(
 
 
 def _verify(
-    passes: Passes, facts: Facts, plan: Plan, offer: Bid, result: Grid | Tensor, *, is_plain: bool
+    passes: Passes,
+    facts: Facts,
+    plan: Plan,
+    offer: Bid,
+    result: Grid | Tensor,
+    product: Callable[[Sequence[Tensor]], Product | None],
+    *,
+    is_plain: bool,
 ) -> Disagreement | None:
     """Hold ``uᵀJ`` against a plain reverse pass.
 
@@ -195,34 +292,47 @@ def _verify(
         return None
     way = f"{facts.want} by {plan.chosen}: {plan.route}"
     # A pattern is found anew each time, and what rests on it is verified each time.
-    if not offer.lead and facts.want != "sparse" and verifier.recall(way):
+    again = facts.want == "sparse" or plan.chosen not in SAME_EVERYWHERE
+    if not offer.lead and not again and verifier.recall(way):
         plan.checked = "before, for this function and these shapes"
         return None
-    seed, expected = verifier.probe
-    if facts.holomorphic:
-        expected = tuple(part.conj() for part in expected)
-    if facts.want == "sparse":
-        assert isinstance(result, Tensor)
-        found, scale = _seed_times_entries(seed, result, facts)
-    elif isinstance(result, Tensor):
-        found, scale = _seed_times_blocks(seed, result, facts)
-    else:
-        found, scale = _seed_times_grid(seed, result, facts.columns.leaves)
-    wrong = verifier.disagreement(found, scale, expected)
+    by_factors = product(verifier.probe[0]) if verifier.recall(way) else None
+    if by_factors is not None:
+        plan.checked = "a random seed times the factors of J equals a plain reverse pass"
+        return verifier.disagreement(*by_factors, verifier.probe[1])
+    wrong = verify_result(passes, facts, result)
     if wrong is None:
         verifier.learn(way)
         plan.checked = "a random seed times J equals a plain reverse pass"
     return wrong
 
 
-def verify_entries(passes: Passes, facts: Facts, values: Tensor) -> Disagreement | None:
-    """Where the entries of a pattern disagree with a plain reverse pass, if they do."""
+def verify_result(passes: Passes, facts: Facts, result: Grid | Tensor) -> Disagreement | None:
+    """Where what was built disagrees with a plain reverse pass, if it does.
+
+    Args:
+        passes: The passes at the point.
+        facts: What was wanted.
+        result: The grid of matrices, the blocks, or the entries of the pattern.
+    """
     seed, expected = passes.verifier.probe
-    found, scale = _seed_times_entries(seed, values, facts)
-    return passes.verifier.disagreement(found, scale, expected)
+    if facts.holomorphic:
+        expected = tuple(part.conj() for part in expected)
+    if facts.want == "blocks":
+        found, scale = _seed_times_blocks(seed, result, facts)
+    elif isinstance(result, Tensor):
+        found, scale = _seed_times_entries(seed, result, facts)
+    else:
+        found, scale = _seed_times_grid(seed, result)
+    wrong = passes.verifier.disagreement(found, scale, expected)
+    return second.of_result(passes.verifier, facts, result) if wrong is None and facts.create_graph else wrong
 
 
-def _seed_times_entries(seed: Sequence[Tensor], values: Tensor, facts: Facts) -> tuple[list[Tensor], list[Tensor]]:
+# ``uᵀJ`` for each input, and what gives the size that its rounding error is relative to.
+Product = tuple[list[Tensor], Callable[[], list[Tensor]]]
+
+
+def _seed_times_entries(seed: Sequence[Tensor], values: Tensor, facts: Facts) -> Product:
     structure = facts.structure()
     assert not isinstance(structure, str)
     row, column = structure.coordinates(values.device)
@@ -230,38 +340,45 @@ def _seed_times_entries(seed: Sequence[Tensor], values: Tensor, facts: Facts) ->
     weights = facts.rows.join([precise(part.real if part.is_complex() else part).flatten() for part in seed])
     terms = exact * weights.to(exact.dtype)[row]
     total = torch.zeros(facts.columns.size, dtype=exact.dtype, device=exact.device).index_add(0, column, terms)
-    squares = torch.zeros(facts.columns.size, dtype=exact.abs().dtype, device=exact.device)
-    squares = squares.index_add(0, column, exact.abs().square())
-    size = float(torch.linalg.vector_norm(weights)) / max(facts.rows.size, 1) ** 0.5
-    scale = squares.sqrt() * size
-    return [total[leaf.slice] for leaf in facts.columns.leaves], [scale[leaf.slice] for leaf in facts.columns.leaves]
+
+    def scale() -> list[Tensor]:
+        squares = torch.zeros(facts.columns.size, dtype=exact.abs().dtype, device=exact.device)
+        squares = squares.index_add(0, column, exact.abs().square())
+        size = float(torch.linalg.vector_norm(weights)) / max(facts.rows.size, 1) ** 0.5
+        return [(squares.sqrt() * size)[leaf.slice] for leaf in facts.columns.leaves]
+
+    return [total[leaf.slice] for leaf in facts.columns.leaves], scale
 
 
-def _seed_times_grid(seed: Sequence[Tensor], grid: Grid, columns: Sequence[Leaf]) -> tuple[list[Tensor], list[Tensor]]:
-    found, scale = [], []
-    for j in range(len(columns)):
-        total: Tensor | float = 0.0
-        squares: Tensor | float = 0.0
-        for k, weights in enumerate(seed):
-            block = precise(grid[k][j].detach())
-            real = weights.flatten().real if weights.is_complex() else weights.flatten()
-            total = total + real.to(dtype=block.dtype, device=block.device) @ block
-            squares = squares + torch.linalg.vector_norm(block, dim=0) ** 2
-        assert isinstance(total, Tensor)
-        assert isinstance(squares, Tensor)
-        found.append(total)
-        scale.append(squares.sqrt())
+def _seed_times_grid(seed: Sequence[Tensor], grid: Grid) -> Product:
+    weights = [part.flatten().real if part.is_complex() else part.flatten() for part in seed]
+    found, columns = [], [[precise(block.detach()) for block in column] for column in zip(*grid, strict=True)]
+    for column in columns:
+        products = [part.to(block) @ block for part, block in zip(weights, column, strict=True)]
+        found.append(torch.stack(products).sum(0) if len(products) > 1 else products[0])
+
+    def scale() -> list[Tensor]:
+        return [torch.stack([torch.linalg.vector_norm(block, dim=0) for block in each]).norm(dim=0) for each in columns]
+
     return found, scale
 
 
-def _seed_times_blocks(seed: Sequence[Tensor], blocks: Tensor, facts: Facts) -> tuple[list[Tensor], list[Tensor]]:
-    examples = blocks.shape[0]
-    weights = torch.cat([part.reshape(examples, -1).to(blocks.device) for part in seed], dim=1)
-    exact = precise(blocks.detach())
-    products = torch.einsum("bm,bmn->bn", weights.to(exact.dtype), exact)
-    sizes = torch.linalg.vector_norm(exact, dim=1)
-    widths = [leaf.numel // examples for leaf in facts.columns.leaves]
-    return list(torch.split(products, widths, dim=1)), list(torch.split(sizes, widths, dim=1))
+def _seed_times_blocks(seed: Sequence[Tensor], blocks: Grid | Tensor, facts: Facts) -> Product:
+    examples = facts.columns.leaves[0].shape[0]
+    if isinstance(blocks, Tensor):
+        heights, widths = ([leaf.numel // examples for leaf in side.leaves] for side in (facts.rows, facts.columns))
+        blocks = split_blocks(blocks, heights, widths)
+    weights = [part.reshape(examples, 1, -1) for part in seed]
+    found, columns = [], [[precise(block.detach()) for block in column] for column in zip(*blocks, strict=True)]
+    for column in columns:
+        products = [torch.bmm(part.to(block), block)[:, 0] for part, block in zip(weights, column, strict=True)]
+        found.append(torch.stack(products).sum(0) if len(products) > 1 else products[0])
+
+    def scale() -> list[Tensor]:
+        # A sum of squares is far faster than a norm along a middle axis.
+        return [torch.stack([block.abs().square().sum(1) for block in each]).sum(0).sqrt() for each in columns]
+
+    return found, scale
 
 
 def mixing(passes: Passes, lead: int) -> str:
@@ -317,18 +434,27 @@ def _over(masks: Tensor, dimensions: int, device: torch.device) -> Tensor:
 
 
 def _check_memory(passes: Passes, facts: Facts, offer: Bid) -> None:
-    lin = passes.linearization
     size = sum(leaf.numel * leaf.dtype.itemsize for leaf in facts.columns.leaves)
     size *= facts.rows.size if facts.want == "matrix" else offer.passes
-    device = lin.inputs.device
+    check_size(passes, size)
+
+
+def check_size(passes: Passes, size: int) -> None:
+    """Refuse a result of so many bytes where it exceeds the limit.
+
+    Raises:
+        MemoryLimitError: It does.
+    """
+    lin = passes.linearization
     if passes.executor.memory is None and size < SMALL:
         return
-    limit = passes.executor.limit(device)
+    limit = passes.executor.limit(lin.inputs.device)
     if size > limit:
         raise MemoryLimitError(
             "the Jacobian itself is larger than the memory limit",
             got=f"{lin.outputs.size:,} x {lin.inputs.size:,}: {size:,} bytes, the limit is {limit:,}",
-            fix="J @ v, J.T @ u, J.rows(range(...)) or J.blocks() need less; or raise the limit with memory=",
+            fix="J.iter_rows() and J.save(path) take it in blocks; J @ v, J.T @ u or J.blocks() need less; or raise "
+            "the limit with memory=",
         )
 
 

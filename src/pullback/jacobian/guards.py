@@ -109,7 +109,7 @@ class Guards:
             constant = all(same_numbers(captured[k], known) for k, known in self._constants.items())
             checks.append((constant, "tensors that were taken as constants have the same numbers"))
             if there and constant:
-                changed = not _same_values(held.values, self._values)
+                changed = not same_values(held.values, self._values)
                 return captured, changed
         raise _refused(checks)
 
@@ -193,5 +193,6 @@ def _now(here: Tensor, then: Tensor) -> str:
     return f" then, {_short(here)} now" if then.numel() == 1 else " then, others now"
 
 
-def _same_values(now: list[Any], then: list[Any]) -> bool:
+def same_values(now: list[Any], then: list[Any]) -> bool:
+    """Whether two lists of plain values are equal; NaN equals NaN."""
     return len(now) == len(then) and all(a == b or (a != a and b != b) for a, b in zip(now, then, strict=True))

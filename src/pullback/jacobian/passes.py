@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pullback.autodiff.linearize import Linearization, Pass, Tensors, batched
+from pullback.autodiff.program import Program
 from pullback.data.problem import Side
 from pullback.data.space import Space
 from pullback.errors import PullbackError, VerificationError, warn
-from pullback.executors.local import LocalExecutor, Route, Run, first_line, routes
-from pullback.executors.memory import is_out_of_memory
+from pullback.executors.local import FEW_PASSES, LocalExecutor, Route, Run, first_line, routes
+from pullback.executors.memory import chunk_ranges, is_out_of_memory
+from pullback.jacobian import second
+from pullback.jacobian.blame import blame
+from pullback.jacobian.recording import record
 from pullback.jacobian.verify import Disagreement, Verifier, inner, precise, random_vector
 
 if TYPE_CHECKING:
+    from pullback.outer.layers import Layers
+    from pullback.sparsity.stages import Stages
     from pullback.sparsity.structure import Structure
 
 TIMED_PASSES = 8
+# Under which name a structure is remembered.
+STRUCTURE = "structure"
+STAGES = "stages"
+# At most so many seeds are combined at once.
+COMBINED_SEEDS = 16
 # One tangent lets a small error pass by luck; two let it pass with the square of that chance.
 VETTING_TANGENTS = 2
 
@@ -50,29 +63,103 @@ class Passes:
     notes: list[str] = field(default_factory=list)
     _forward: dict[str, Pass] | None = field(default=None, init=False)
     _withdrawn: set[str] = field(default_factory=set, init=False)
+    _program: Program | str | None = field(default=None, init=False)
+    _layers: Layers | str | None = field(default=None, init=False)
+    _stages: Stages | str | None = field(default=None, init=False)
     _structure: Structure | str | None = field(default=None, init=False)
     _elsewhere: bool = field(default=False, init=False)
+    _from_memory: bool = field(default=False, init=False)
 
     def structure(self) -> Structure | str:
         """Where the Jacobian can be non-zero, found when first asked for; or why that cannot be seen."""
-        if self._structure is None:
+        if self._structure is None or self._from_memory:
+            self._elsewhere = self._from_memory = False
             from pullback.jacobian.structure import find  # noqa: PLC0415  it needs SciPy
 
-            self._structure = find(self.linearization, local=self.local, free=self.free, strict=self.strict)
+            self._structure = find(
+                self.linearization, self.program, local=self.local, free=self.free, strict=self.strict
+            )
             if not isinstance(self._structure, str):
                 self.verifier.coarsest = self._structure.roundoff
                 self.notes.extend(self._structure.notes)
         return self._structure
+
+    def program(self) -> Program | str:
+        """The operations of one reverse pass, recorded when first asked for; or why they cannot be seen."""
+        if self._program is None:
+            self._program = record(self.linearization)
+        return self._program
+
+    def layers(self) -> Layers | str:
+        """How gradients are made of outer products, found when first asked for; or why they are not."""
+        if self._layers is None:
+            from pullback.jacobian.layers import find_layers  # noqa: PLC0415  most Jacobians do without
+
+            self._layers = find_layers(self)
+        return self._layers
+
+    def stages(self) -> Stages | str:
+        """The two parts that a reverse pass is split into, found when first asked for; or why it is not.
+
+        For a program of the same operations and shapes the split is that of before.
+        """
+        if self._stages is None:
+            from pullback.sparsity.stages import Stages, fingerprint, stages  # noqa: PLC0415  it needs SciPy
+
+            program = self.program()
+            known = self.verifier.recall(STAGES)
+            if isinstance(program, str):
+                self._stages = program
+            elif known is not None and known[0] == fingerprint(program):
+                self._stages = known[1] if isinstance(known[1], str) else Stages(program, *known[1])
+            else:
+                found = self._stages = stages(program)
+                kept = found if isinstance(found, str) else (found.gate, found.inner, found.coloring, found.before)
+                self.verifier.learn(STAGES, (fingerprint(program), kept))
+        return self._stages
 
     def take(self, found: Structure | str) -> None:
         """Rely on a structure that was found at another point."""
         self._structure = found
         self._elsewhere = True
 
+    def structure_again(self) -> Structure | str:
+        """The structure, as it was found at another point if it still holds; what rests on it must be verified."""
+        if self._structure is None and not self.local:
+            known = self.verifier.recall(STRUCTURE)
+            if known is not None and known.holds(self.linearization):
+                self.take(known.structure)
+                self._from_memory = True
+                self.verifier.coarsest = known.structure.roundoff
+        return self._structure if self._from_memory and self._structure is not None else self.structure()
+
+    def remember_structure(self) -> None:
+        """Remember the structure for other points."""
+        from pullback.jacobian.remembered import Remembered  # noqa: PLC0415  it needs SciPy
+
+        if self._structure is not None and not isinstance(self._structure, str) and not self._elsewhere:
+            self.verifier.learn(STRUCTURE, Remembered.of(self.linearization, self._structure))
+
+    def forget_structure(self) -> None:
+        """Rely no more on a structure found at another point."""
+        self.verifier.learn(STRUCTURE, None)
+        self._structure, self._elsewhere, self._from_memory = None, False, False
+
     @property
     def elsewhere(self) -> bool:
         """Whether the structure was found at another point."""
         return self._elsewhere
+
+    @property
+    def structure_known(self) -> bool:
+        """Whether the structure was found already."""
+        return self._structure is not None
+
+    def within(self, memory: int, most: int | None = None) -> Passes:
+        """These passes within a limit of their own, at most so many at once, and without a progress bar."""
+        other = copy.copy(self)
+        other.executor = replace(self.executor, memory=memory, progress=False, most=most)
+        return other
 
     def pull(self, cotangents: Tensors) -> Tensors:
         """One plain reverse pass: ``uᵀJ``, a tensor for each input."""
@@ -111,6 +198,13 @@ class Passes:
         found = self.run("reverse", lambda a, b: _pick(seeds(a, b), lin.live_outputs), total, self._check_pulled)
         return self._spread(lin.inputs, lin.live_inputs, found, total)
 
+    def pull_into(self, seeds: Callable[[int, int], Tensors], targets: Tensors) -> None:
+        """As many reverse passes between the live ends as the targets are long, written there.
+
+        ``seeds(start, stop)`` gives stacked cotangents of the live outputs; there is a target for each live input.
+        """
+        self.run("reverse", seeds, len(targets[0]), self._check_pulled, targets)
+
     def push_many(self, seeds: Callable[[int, int], Tensors], total: int) -> Tensors:
         """``total`` forward passes; ``seeds(start, stop)`` gives stacked tangents of all inputs."""
         lin = self.linearization
@@ -131,23 +225,30 @@ class Passes:
         seeds: Callable[[int, int], Tensors],
         total: int,
         check: Callable[[Callable[[int, int], Tensors], int, Tensors], Disagreement | None],
+        targets: Tensors | None = None,
     ) -> Tensors:
-        """Run many passes by the first route whose results pass the check."""
-        ways = self.routes(side)
+        """Run many passes by the first route whose results pass the check; the results are written where one says."""
+        into = None if targets is None else partial(_write, targets)
+        ways = self.routes(side, total)
         while True:
-            found, run = self.execute(side, ways, seeds, total)
+            found, run = self.execute(side, ways, seeds, total, into=into)
+            found = found if targets is None else targets
             assert run.route is not None
             self.notes.extend(run.notes)
             ways = ways[ways.index(run.route) + 1 :]
             plain = side == "reverse" and not run.route.at_once
-            if plain or not self.verifier.active or not ways or self.verifier.recall(run.route.name):
+            # A rule may be right for one example and wrong for several.
+            known = (self.verifier.recall(run.route.name) or 0) >= total
+            if plain or not self.verifier.active or not ways or known:
                 return found
             wrong = check(seeds, total, found)
+            if wrong is None and self.linearization.create_graph:
+                wrong = self._check_graph(side, seeds(0, total), found)
             if wrong is None:
-                self.verifier.learn(run.route.name)
+                self.verifier.learn(run.route.name, total)
                 return found
             text = f"{run.route.name} disagrees with a plain reverse pass {wrong}"
-            self.report(text, ways[0].name, doubtful=wrong.doubtful)
+            self.report(text, ways[0].name, doubtful=wrong.doubtful, routes=[run.route])
 
     def execute(
         self,
@@ -156,33 +257,57 @@ class Passes:
         seeds: Callable[[int, int], Tensors],
         total: int,
         answer: Space | None = None,
+        into: Callable[[int, Tensors], None] | None = None,
     ) -> tuple[Tensors, Run]:
-        """Run many passes by the first route that works: to the live inputs or outputs, or to another Space."""
-        lin = self.linearization
-        known = f"bytes of a {side} pass" + ("" if answer is None else f" to {answer.size}")
+        """Run many passes by the first route that works: to the live inputs or outputs, or to another Space.
+
+        What ``into`` takes, as :meth:`LocalExecutor.run` has it, is not among the results.
+        """
+        lin, verifier = self.linearization, self.verifier
+        known = f"bytes of a {side} pass" + ("" if answer is None else f", {ways[0].name}, to {answer.size}")
+        own = answer is None
         if answer is None:
             answer = lin.columns if side == "reverse" else lin.rows
+        each = verifier.recall(known)
+        began = time.perf_counter()
         found, run = self.executor.run(
             ways,
             seeds,
             total,
             answer,
             in_place=not lin.create_graph,
-            each=self.verifier.recall(known),
+            each=each,
+            more=verifier.recall(f"{known}, one more"),
             alone=self._seconds_alone() if side == "reverse" else None,
+            into=into,
         )
-        if run.each:
-            self.verifier.learn(known, run.each)
+        if run.each and not each:
+            verifier.learn(known, run.each)
+            verifier.learn(f"{known}, one more", run.more)
         if run.batch_is_slower:
-            self.verifier.learn(f"{side}: alone is faster")
+            verifier.learn(f"{side}: alone is faster")
+        elif own and total <= FEW_PASSES and run.route is not None:
+            verifier.time(_seconds_of(side, total, at_once=run.route.at_once), time.perf_counter() - began)
         return found, run
 
-    def routes(self, side: Side) -> list[Route]:
-        """The ways to run many passes on a side, the fastest first."""
+    def routes(self, side: Side, total: int = 0) -> list[Route]:
+        """The ways to run so many passes on a side, the fastest first."""
         found = routes({"reverse": self.linearization.pull} if side == "reverse" else self.forward_kernels())
-        if self.verifier.recall(f"{side}: alone is faster"):
+        if self.verifier.recall(f"{side}: alone is faster") or self._alone_is_faster(side, total):
             found.sort(key=lambda way: way.at_once)
         return found
+
+    def _alone_is_faster(self, side: Side, total: int) -> bool:
+        """Whether a few passes take less time one by one, where both were timed; both are, once each is warm.
+
+        What a batch saves is overhead, which so few passes may not have.
+        """
+        lin = self.linearization
+        if not total or total > FEW_PASSES or lin.create_graph or lin.inputs.device.type != "cpu":
+            return False
+        at_once = self.verifier.recall(_seconds_of(side, total, at_once=True))
+        one_by_one = self.verifier.recall(_seconds_of(side, total, at_once=False))
+        return at_once is not None and (one_by_one is None or one_by_one < at_once)
 
     def forward_kernels(self) -> dict[str, Pass]:
         """The first way to compute ``Jv`` that works and agrees with a reverse pass; none: empty."""
@@ -214,13 +339,16 @@ class Passes:
         if lin.transformed or lin.create_graph or lin.inputs.device.type != "cpu":
             return None
         if self.verifier.active and self.verifier.recall("seconds of a plain pass") is None:
-            _ = self.verifier.probe
-        return self.verifier.recall("seconds of a plain pass")
+            seed, _ = self.verifier.probe
+        if self.verifier.active and self.verifier.recall("seconds of a plain pass") is None:
+            self.verifier.plain(seed)
+        seconds: float | None = self.verifier.recall("seconds of a plain pass")
+        return seconds
 
     def seconds(self, side: Side) -> float:
         """The time of one pass within a small batch; measured once for a function and its shapes."""
         known = f"seconds of a {side} pass"
-        learned = self.verifier.recall(known)
+        learned: float | None = self.verifier.recall(known)
         if learned is None:
             learned = self._measure_seconds(side)
             self.verifier.learn(known, learned)
@@ -244,22 +372,25 @@ class Passes:
             best = min(best, time.perf_counter() - began)
         return best / TIMED_PASSES
 
-    def report(self, wrong: str, instead: str, *, doubtful: bool) -> None:
-        """Say that a way gave wrong numbers and which one is taken instead; raise if strict.
+    def report(self, wrong: str, instead: str, *, doubtful: bool, routes: Sequence[Route] = ()) -> None:
+        """Say that a way gave wrong numbers, for what reason, and which one is taken instead; raise if strict.
 
         What may be rounding noise is noted only: the numbers come from the surer way all the same.
         """
         if doubtful:
             self.notes.append(f"{wrong}, which may be rounding noise; instead: {instead}")
             return
+        wrong = self.explained(wrong, routes)
         if self.strict:
-            raise VerificationError(
-                "a Jacobian disagrees with a plain reverse pass",
-                got=wrong,
-                fix="strict=False takes the next way; torch's own rule for an operation in f is wrong here",
-            )
+            fix = f"strict=False takes the next way: {instead}"
+            raise VerificationError("a Jacobian disagrees with a plain reverse pass", got=wrong, fix=fix)
         self.notes.append(f"{wrong}; instead: {instead}")
         warn(f"{wrong}; Pullback takes instead: {instead}")
+
+    def explained(self, wrong: str, routes: Sequence[Route]) -> str:
+        """What is wrong, and the operation that made it so where that is found."""
+        cause = blame(self.linearization, routes, self._structure)
+        return f"{wrong}: {cause}" if cause else wrong
 
     def _vet(self, name: str, kernel: Pass) -> bool:
         lin, verifier = self.linearization, self.verifier
@@ -271,6 +402,8 @@ class Passes:
             return False
         for attempt in range(VETTING_TANGENTS):
             tangent = random_vector(lin.columns, seed=100 + attempt)
+            if verifier.active and not verifier.finite:
+                tangent = tuple(v.where(g.isfinite(), 0) for v, g in zip(tangent, verifier.probe[1], strict=True))
             try:
                 pushed = kernel(tangent)
             except Exception as error:  # whatever a missing or broken formula raises, there is a next way
@@ -280,10 +413,15 @@ class Passes:
             if not verifier.active:
                 return True
             wrong = self._gap(pushed, tangent)
+            if wrong is None and lin.create_graph:
+                seed = verifier.probe[0]
+                wrong = second.disagreement(verifier, second.product_of(seed, pushed), seed, tangent)
             if wrong is not None:
                 verifier.learn(rejected)
                 text = f"{name} pass: ⟨u, Jv⟩ disagrees with ⟨Jᵀu, v⟩ of a plain reverse pass{wrong}"
-                self.report(text, "another forward pass, or reverse passes", doubtful=wrong.doubtful)
+                taken = Route(name, kernel, at_once=False)
+                instead = "another forward pass, or reverse passes"
+                self.report(text, instead, doubtful=wrong.doubtful, routes=[taken])
                 return False
         verifier.learn(accepted)
         return True
@@ -291,6 +429,8 @@ class Passes:
     def _gap(self, pushed: Tensors, tangent: Tensors, where: str = "") -> Disagreement | None:
         """Whether ``⟨u, Jv⟩`` differs from ``⟨Jᵀu, v⟩``, relative to their terms and to what is more than noise."""
         seed, gradient = self.verifier.probe
+        if not self.verifier.finite:
+            seed, gradient, pushed = self._finite(seed, gradient, pushed, tangent)
         forward, size = inner(seed, pushed)
         reverse, other = inner(gradient, tangent)
         noise = sum(
@@ -302,13 +442,25 @@ class Passes:
         )
         return self.verifier.judge(found, scale, expected, noise * max(self.linearization.rows.size, 1) ** 0.5, where)
 
+    def _finite(
+        self, seed: Tensors, gradient: Tensors, pushed: Tensors, tangent: Tensors
+    ) -> tuple[Tensors, Tensors, Tensors]:
+        """A seed, its gradient and ``Jv`` without what is infinite or NaN, and where v is zero."""
+        rows = tuple(part.isfinite() for part in pushed)
+        if not all(bool(part.all()) for part in rows):
+            seed = tuple(part * keep for part, keep in zip(seed, rows, strict=True))
+            gradient = self.verifier.plain(seed)
+            pushed = tuple(part.where(keep, 0) for part, keep in zip(pushed, rows, strict=True))
+        return seed, tuple(g.where(v != 0, 0) for g, v in zip(gradient, tangent, strict=True)), pushed
+
     def _check_pulled(self, seeds: Callable[[int, int], Tensors], total: int, found: Tensors) -> Disagreement | None:
         """A random combination of the answers must be the answer to that combination of the seeds."""
         weights = random_vector(_line(total))[0]
-        combined = tuple(_combine(weights, stack) for stack in seeds(0, total))
-        scale = [torch.linalg.vector_norm(_rows_of(part.detach()), dim=0) for part in found]
+        combined = _combine_seeds(weights, seeds, min(self.executor.most or COMBINED_SEEDS, COMBINED_SEEDS))
         return self.verifier.disagreement(
-            [_combine(weights, part.detach()) for part in found], scale, self.verifier.plain(combined)
+            [_combine(weights, part.detach()) for part in found],
+            lambda: [torch.linalg.vector_norm(_rows_of(part.detach()), dim=0) for part in found],
+            self.verifier.plain(combined),
         )
 
     def _check_pushed(self, seeds: Callable[[int, int], Tensors], total: int, found: Tensors) -> Disagreement | None:
@@ -319,6 +471,17 @@ class Passes:
             if wrong is not None:
                 return wrong
         return None
+
+    def _check_graph(self, side: Side, stacks: Tensors, found: Tensors) -> Disagreement | None:
+        """A random combination of the answers must have the derivative of the answer to that combination."""
+        weights = random_vector(_line(len(stacks[0])))[0]
+        combined = tuple(_combine(weights, stack) for stack in stacks)
+        answer = tuple(_combine(weights, part) for part in found)
+        if side == "reverse":
+            tangent = random_vector(self.linearization.columns, seed=101)
+            return second.disagreement(self.verifier, second.product_of(answer, tangent), combined, tangent)
+        seed = self.verifier.probe[0]
+        return second.disagreement(self.verifier, second.product_of(seed, answer), seed, combined)
 
     def _push_by_rows(self, stacks: Tensors) -> Tensors:
         """Without any forward pass: all rows by reverse passes, times a stack of tangents."""
@@ -370,8 +533,25 @@ def _rows_of(stack: Tensor) -> Tensor:
     return stack.reshape(stack.shape[0], math.prod(stack.shape[1:]))
 
 
+def _write(targets: Tensors, start: int, results: Tensors) -> None:
+    for target, result in zip(targets, results, strict=True):
+        target[start : start + len(result)] = result
+
+
 def _line(total: int) -> Space:
     return Space.of(torch.empty(total))
+
+
+def _combine_seeds(weights: Tensor, seeds: Callable[[int, int], Tensors], most: int) -> Tensors:
+    """A combination of seeds, made of a few at a time: all of them may take more than their answers."""
+    sums: list[Tensor] = []
+    stacks: Tensors = ()
+    for start, stop in chunk_ranges(len(weights), most):
+        stacks = seeds(start, stop)
+        exact = [precise(stack) for stack in stacks]
+        terms = [torch.tensordot(weights[start:stop].to(stack), stack, dims=1) for stack in exact]
+        sums = [total + term for total, term in zip(sums, terms, strict=True)] if sums else terms
+    return tuple(total.to(stack.dtype) for total, stack in zip(sums, stacks, strict=True))
 
 
 def _combine(weights: Tensor, stack: Tensor) -> Tensor:
@@ -389,3 +569,7 @@ def _unshared(results: Tensors, seeds: Tensors) -> Tensors:
 def _synchronize(space: Space) -> None:
     if space.device.type != "cpu" and space.device.type != "meta":
         torch.accelerator.synchronize(space.device)
+
+
+def _seconds_of(side: Side, total: int, *, at_once: bool) -> str:
+    return f"seconds of {total} {side} passes {'at once' if at_once else 'one by one'}"

@@ -1,96 +1,33 @@
-"""Preparation: a Jacobian's structure, plan and kernel, found at one point and used at others."""
+"""Preparation: a Jacobian's structure, plan and kernels, found at one point and used at others."""
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pullback.autodiff.linearize import Pass, Recorded, Tensors, batched, looped
+from pullback.autodiff.linearize import Recorded, Tensors, batched, looped
 from pullback.autodiff.program import NotRecordable, where
 from pullback.autodiff.replay import laid_like
+from pullback.data.space import Space
 from pullback.errors import StrategyError, VerificationError, warn
-from pullback.executors.local import first_line
-from pullback.jacobian.build import build, entries_of, facts_of, verify_entries
+from pullback.executors.local import Route, first_line
+from pullback.jacobian.build import build, entries_of, facts_of, verify_result
 from pullback.jacobian.guards import Guards
+from pullback.jacobian.kernel import Kernel, Seeds, as_they_are, flattened
 from pullback.jacobian.passes import Passes
 from pullback.jacobian.sparse import full_pattern
 from pullback.plan import Plan, choose
 from pullback.sparsity.structure import Structure
-from pullback.strategies.base import STRATEGIES, Bid, Facts, Grid
-from pullback.strategies.compressed import Compressed, Sender, spread
+from pullback.strategies.base import STRATEGIES, Bid, Facts, Grid, Strategy, Want, split_blocks
+from pullback.strategies.compressed import spread, spread_into
 
-Values = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
-
-
-@dataclass
-class Kernel:
-    """A strategy's passes through a recorded program, and the entries picked from their answers.
-
-    Attributes:
-        captured: The tensors that the program found outside when it was recorded.
-        run: ``(points, captured) -> entries``.
-        name: How it runs, for the plan.
-    """
-
-    captured: tuple[Tensor, ...]
-    run: Values
-    name: str
-
-    @classmethod
-    def of(
-        cls,
-        senders: Sequence[Sender],
-        seeds: Sequence[Tensors],
-        pick: Callable[[list[Tensor]], Tensor],
-        many: Callable[[Pass], Pass],
-    ) -> Kernel:
-        """The kernel as torch runs it, operation after operation.
-
-        Args:
-            senders: How each part of the passes runs.
-            seeds: The seeds of each part, stacked.
-            pick: The entries from all answers.
-            many: How several passes are made of one: at once, or one by one.
-        """
-        counts = [len(sender.graph.captured) for sender in senders]
-
-        def run(points: Sequence[Tensor], captured: Sequence[Tensor]) -> Tensor:
-            answers: list[Tensor] = []
-            start = 0
-            for sender, stacks, count in zip(senders, seeds, counts, strict=True):
-                one = sender.one(sender.graph.coefficients(*points, *captured[start : start + count]))
-                start += count
-                if stacks and stacks[0].shape[0] == 1:
-                    answers.extend(answer[None] for answer in one(tuple(stack[0] for stack in stacks)))
-                elif stacks:
-                    answers.extend(many(one)(stacks))
-            return pick(answers)
-
-        every = tuple(tensor for sender in senders for tensor in sender.graph.captured)
-        return cls(every, run, "recorded program")
-
-    def compiled(self, points: Sequence[Tensor]) -> Kernel:
-        """The kernel as one function compiled by torch.compile."""
-        from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415  heavy, and for this only
-
-        with torch.no_grad():
-            flat = make_fx(self.run)(list(points), list(self.captured))
-        function = torch.compile(flat, dynamic=False, fullgraph=True)
-        return Kernel(self.captured, function, f"{self.name}, compiled")
-
-    def __call__(self, points: Sequence[Tensor], captured: Sequence[Tensor]) -> Tensor:
-        kind = points[0].device.type if points else "cpu"
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            if torch.is_autocast_enabled(kind):  # the casts were recorded
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            return self.run(list(points), list(captured[: len(self.captured)]))
+Admitted = tuple[Tensors, bool]
 
 
 @dataclass(frozen=True)
@@ -99,27 +36,56 @@ class Call:
 
     Attributes:
         preparation: The preparation.
-        captured: The tensors that the program finds outside, at this call.
-        suspicious: Whether something has changed that may matter: then the entries are verified.
+        args: The arguments.
+        checked: What they were checked for.
+        admitted: The tensors that the program finds outside, at this call; and whether something has changed that
+            may matter: then what is built is verified.
     """
 
     preparation: Preparation
-    captured: tuple[Tensor, ...]
-    suspicious: bool
+    args: tuple[Any, ...]
+    checked: Want
+    admitted: Admitted
 
     def entries(self, passes: Passes) -> tuple[Tensor, Plan]:
         """The entries of the pattern, and how they were made."""
-        return self.preparation.entries(passes, self.captured, suspicious=self.suspicious)
+        found, plan = self.preparation.evaluate("sparse", passes, self._admitted_for("sparse"))
+        assert isinstance(found, Tensor)
+        return found, plan
 
-    def grid(self, passes: Passes) -> tuple[Grid, Plan]:
-        """The entries among zeros: a matrix for each live output and input."""
+    def blocks(self, passes: Passes, into: Grid | None = None) -> tuple[Grid | Tensor | None, Plan]:
+        """The matrices of each example, written where one says; and how they were made."""
+        found, plan = self.preparation.evaluate("blocks", passes, self._admitted_for("blocks"))
+        if into is None or not isinstance(found, Tensor):
+            return found, plan
+        parts = split_blocks(found, [row[0].shape[1] for row in into], [part.shape[2] for part in into[0]])
+        _copy(parts, into)
+        return into, plan
+
+    def grid(self, passes: Passes, into: Grid | None = None) -> tuple[Grid, Plan]:
+        """A matrix for each live output and input, written where one says; and how they were made."""
+        facts, structure = facts_of(passes, "sparse", holomorphic=False), self.preparation.structure
+        if not self.preparation.has_zeros:
+            found, plan = self.preparation.evaluate("matrix", passes, self._admitted_for("matrix"))
+            assert isinstance(found, list)
+            if into is None:
+                return found, plan
+            _copy(found, into)
+            return into, plan
         values, plan = self.entries(passes)
-        return spread(facts_of(passes, "sparse", holomorphic=False), self.preparation.structure, values), plan
+        if into is None:
+            return spread(facts, structure, values), plan
+        spread_into(facts, structure, values, into)
+        return into, plan
+
+    def _admitted_for(self, want: Want) -> Admitted:
+        guards = self.preparation.taken(want).way.guards
+        return self.admitted if want == self.checked else guards.admit(self.args)
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a strategy's entries are evaluated at other points.
+    """How what a strategy gives is evaluated at other points.
 
     Attributes:
         name: The strategy.
@@ -127,6 +93,8 @@ class Way:
         before_course: How many of the guarded tensors come before those that the program's course needs.
         kernel: The recorded program and the recovery; None where the function is called.
         why: Why there is no kernel.
+        chunk: How many passes run at once; 0: all.
+        offer: The strategy's bid that it carries out.
     """
 
     name: str
@@ -134,6 +102,34 @@ class Way:
     before_course: int = 0
     kernel: Kernel | None = None
     why: str = ""
+    chunk: int = 0
+    offer: Bid | None = None
+
+    @property
+    def side(self) -> str:
+        """Which way its passes run, for a strategy that has both."""
+        return f" ({self.offer.side})" if self.offer is not None and self.offer.lead else ""
+
+    @property
+    def label(self) -> str:
+        """What it is, for a reader of the plan."""
+        return f"{self.name}{self.side}, {self.kernel.name if self.kernel is not None else 'f itself'}"
+
+
+@dataclass
+class Taken:
+    """The way that is taken to what is wanted."""
+
+    way: Way
+    plan: Plan
+    calls: int = field(default=0, init=False)
+
+    def use(self, way: Way) -> None:
+        """Evaluate in another way from now on."""
+        self.way = way
+        self.plan.chosen = way.name
+        if way.offer is not None:
+            self.plan.offers[way.name] = way.offer
 
 
 class Preparation:
@@ -143,8 +139,8 @@ class Preparation:
         passes: The passes at the point.
         args: All arguments of the function there.
         strategy: The strategy's name, or ``"auto"``.
-        compile: Whether to compile the kernel, where that is faster.
-        every: Hold the entries against a plain reverse pass at the first call, and at every so many-th; 0: never.
+        compile: Whether to compile kernels, where that is faster.
+        every: Hold what is built against a plain reverse pass at the first call, and at every so many-th; 0: never.
     """
 
     def __init__(
@@ -157,21 +153,29 @@ class Preparation:
         self.structure = found
         self.pattern = full_pattern(lin, found)
         self.like = lin
+        self._origin = passes
+        self._args = args
         self._strategy = strategy
+        self._compile = compile
         self._every = every
-        self._calls = 0
-        facts = facts_of(passes, "sparse", holomorphic=False)
-        self.plan = choose(facts, self.pattern.shape, strategy, passes.seconds)
-        for note in (*lin.notes, *passes.notes, *found.notes):
-            self.plan.note(note)
-        self._kernel: Kernel | None = None
         self._limit = passes.executor.limit(lin.inputs.device)
-        taken = self._way(facts, args, self.plan.chosen)
-        self._use(taken)
-        if self.no_replay:
-            self.plan.note(f"the program is not replayed, the function is called at each point: {self.no_replay}")
-        if compile:
-            self._compile(taken, facts, args)
+        self._taken: dict[Want, Taken] = {}
+        self._latest: Want = "sparse"
+        self._sparse = self._take("sparse")
+        # What is dense is compiled as it is asked for.
+        if compile and self.has_zeros:
+            self._compile_way("sparse", self._sparse)
+            self._taken["sparse"] = self._sparse
+
+    @property
+    def plan(self) -> Plan:
+        """How the entries of the pattern are made."""
+        return self._sparse.plan
+
+    @property
+    def has_zeros(self) -> bool:
+        """Whether dense results are made from the entries of the pattern."""
+        return int(self.structure.pattern.nnz) * DENSE <= self.structure.shape[0] * self.structure.shape[1]
 
     def at(self, args: tuple[Any, ...]) -> Call:
         """The preparation at a call, after its arguments were checked.
@@ -179,91 +183,209 @@ class Preparation:
         Raises:
             GuardError: It does not hold there.
         """
-        return Call(self, *self.guards.admit(args))
+        return Call(self, args, self._latest, self._known(self._latest).way.guards.admit(args))
 
-    def entries(self, passes: Passes, captured: Sequence[Tensor], *, suspicious: bool) -> tuple[Tensor, Plan]:
-        """The entries of the pattern at another point, and how they were made."""
-        self._calls += 1
-        plan = replace(self.plan, notes=list(self.plan.notes), chunks=[])
+    def _known(self, want: Want) -> Taken:
+        return self._taken.get(want, self._sparse)
+
+    def taken(self, want: Want) -> Taken:
+        """The way to what is wanted, found when first asked for."""
+        self._latest = want
+        if want not in self._taken:
+            taken = self._sparse if want == "sparse" else self._take(want)
+            if self._compile:
+                self._compile_way(want, taken)
+            self._taken[want] = taken
+        return self._taken[want]
+
+    def evaluate(self, want: Want, passes: Passes, admitted: Admitted) -> tuple[Grid | Tensor | None, Plan]:
+        """What is wanted at another point, and how it was made."""
+        taken, (captured, suspicious) = self.taken(want), admitted
+        taken.calls += 1
+        plan = replace(taken.plan, notes=list(taken.plan.notes), chunks=[])
         points = self.points(passes.linearization.problem.leaves)
+        guards, kernel = taken.way.guards, taken.way.kernel
         if suspicious and not passes.verifier.active:
-            raise self.guards.refuse_values()
-        if self.guards.watched:
-            self.guards.check_course(self._course(points, captured))
-        if self._kernel is None:
-            return self._build_with_care(passes) if suspicious else _build(passes, self._strategy)
-        values = self._kernel(points, captured)
-        plan.route, plan.chunks = self._kernel.name, [plan.passes]
-        due = self._every is not None and (self._calls == 1 or (self._every and self._calls % self._every == 0))
+            raise guards.refuse_values()
+        if guards.watched:
+            guards.check_course(self._course(taken.way, points, captured))
+        if kernel is None:
+            return self._build_with_care(want, taken, passes) if suspicious else self._build(want, passes)
+        result = self._shaped(want, kernel(points, captured))
+        plan.route, plan.chunks = kernel.name, [plan.passes]
+        due = self._every is not None and (taken.calls == 1 or (self._every and taken.calls % self._every == 0))
         if (due or suspicious) and passes.verifier.active:
-            facts = facts_of(passes, "sparse", holomorphic=False)
-            wrong = verify_entries(passes, facts, values)
+            wrong = verify_result(passes, facts_of(passes, want, holomorphic=False), result)
             if wrong is not None and suspicious:
-                raise self.guards.refuse_values()
+                raise guards.refuse_values()
             if wrong is not None:
-                return self._distrust(passes, f"{plan.route} disagrees with a plain reverse pass {wrong}")
-            self.guards.accept_values()
+                return self._distrust(want, taken, passes, f"{plan.route} disagrees with a plain reverse pass {wrong}")
+            guards.accept_values()
             plan.checked = "a random seed times J equals a plain reverse pass"
-        return values, plan
+        return result, plan
 
-    def points(self, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def points(self, leaves: Sequence[Tensor]) -> Tensors:
         """The inputs in the memory layout that the program was recorded with."""
         views = self.structure.program.points
         pairs = zip(leaves, views, strict=True)
         return tuple(laid_like(leaf.detach(), view.shape, view.stride) for leaf, view in pairs)
 
-    def _build_with_care(self, passes: Passes) -> tuple[Tensor, Plan]:
+    def _shaped(self, want: Want, results: Tensors) -> Grid | Tensor:
+        """The results of a kernel as a strategy gives them."""
+        if want != "matrix":
+            return results[0]
+        width = len(self.like.live_inputs)
+        return [list(results[at : at + width]) for at in range(0, len(results), width)]
+
+    def _build(self, want: Want, passes: Passes, strategy: str = "") -> tuple[Grid | Tensor | None, Plan]:
+        """Call the function itself."""
+        name = strategy or self._strategy
+        able = name == "auto" or want in STRATEGIES.all()[name].gives
+        built, plan = build(passes, want, name if able else "auto", holomorphic=False)
+        return (entries_of(built, passes.linearization.inputs) if want == "sparse" else built), plan
+
+    def _build_with_care(self, want: Want, taken: Taken, passes: Passes) -> tuple[Grid | Tensor | None, Plan]:
         """The function itself is called, and something has changed that the pattern may rest on."""
         try:
-            found = _build(passes, self._strategy)
+            found = self._build(want, passes)
         except StrategyError as error:
-            raise self.guards.refuse_values() from error
-        self.guards.accept_values()
+            raise taken.way.guards.refuse_values() from error
+        taken.way.guards.accept_values()
         return found
 
-    def _distrust(self, passes: Passes, wrong: str) -> tuple[Tensor, Plan]:
+    def _distrust(self, want: Want, taken: Taken, passes: Passes, wrong: str) -> tuple[Grid | Tensor | None, Plan]:
         """The kernel gave wrong numbers: call the function itself, now and from now on."""
+        wrong = passes.explained(wrong, [Route("recorded program", passes.pull, at_once=True)])
         text = f"{wrong}; Pullback calls the function itself instead"
         if passes.strict:
             raise VerificationError(
                 "a prepared Jacobian disagrees with a plain reverse pass", got=wrong, fix="prepare again at this point"
             )
         warn(text)
-        self._kernel, self.no_replay = None, wrong
-        self.plan.note(text)
-        return _build(passes, "auto")
+        taken.way = replace(taken.way, kernel=None, why=wrong)
+        taken.plan.note(text)
+        return self._build(want, passes, "auto")
 
-    def _use(self, way: Way) -> None:
-        """Evaluate in this way from now on."""
-        self.guards, self._kernel, self.no_replay = way.guards, way.kernel, way.why
-        self._before_course = way.before_course
-        self.plan.chosen = way.name
+    def _take(self, want: Want) -> Taken:
+        """The plan and the way to what is wanted, as recorded."""
+        lin, passes = self.like, self._origin
+        facts = facts_of(passes, want, holomorphic=False)
+        able = self._strategy == "auto" or want in STRATEGIES.all()[self._strategy].gives
+        plan = choose(facts, self.pattern.shape, self._strategy if able else "auto", passes.seconds)
+        for note in (*lin.notes, *passes.notes, *self.structure.notes):
+            plan.note(note)
+        in_chunks = want == "matrix" and plan.passes > ALL_AT_ONCE
+        taken = Taken(self._way(facts, plan, plan.chosen, CHUNKS[-1] if in_chunks else 0), plan)
+        if want != "sparse":
+            self._race(facts, taken)
+        if taken.way.why:
+            plan.note(f"the program is not replayed, the function is called at each point: {taken.way.why}")
+        return taken
 
-    def _way(self, facts: Facts, args: tuple[Any, ...], name: str) -> Way:
-        """A strategy's kernel and guards, or why there is no kernel."""
-        program, chosen = self.structure.program, STRATEGIES.all()[name]
-        offer = self.plan.bid(name)
-        unguarded = Guards(self.like.problem.f, args, self.like.problem.leaves, ())
+    def _race(self, facts: Facts, taken: Taken) -> None:
+        """Take the fastest of the kernels for a dense result, as measured at this point."""
+        points = self.points(self.like.problem.leaves)
+        best = float("inf")
+        for way in self._contestants(facts, taken):
+            if way.kernel is None:
+                continue
+            seconds = way.kernel.seconds(points, best)
+            taken.plan.note(f"{way.label}: {seconds * 1e3:.2f} ms")
+            if seconds < best:
+                best = seconds
+                taken.use(way)
+
+    def _contestants(self, facts: Facts, taken: Taken) -> Iterator[Way]:
+        """The ways that may be the fastest: the chosen strategy, the others of few passes, and those in chunks."""
+        plan, first = taken.plan, taken.way
+        yield first
+        for name in [plan.chosen] if self._strategy != "auto" else plan.by_cost():
+            offer = plan.bid(name)
+            if not offer.firm or offer.passes > CONTESTANT_PASSES * plan.passes:
+                continue
+            if name != first.name and offer.passes <= ALL_AT_ONCE:
+                yield self._way(facts, plan, name)
+            for other in STRATEGIES.all()[name].others(facts, offer):
+                yield self._way(facts, plan, name, other=other)
+            for chunk in CHUNKS if facts.want == "matrix" else ():
+                if chunk < offer.passes and (name, chunk) != (first.name, first.chunk):
+                    yield self._way(facts, plan, name, chunk)
+
+    def _way(self, facts: Facts, plan: Plan, name: str, chunk: int = 0, other: Bid | None = None) -> Way:
+        """A strategy's kernel and guards, or why there is no kernel.
+
+        Args:
+            facts: What is wanted.
+            plan: The bids.
+            name: The strategy.
+            chunk: How many passes run at once; 0: all.
+            other: Another bid of the strategy's than that of the plan.
+        """
+        leaves = self.like.problem.leaves
+        unguarded = Guards(self.like.problem.f, self._args, leaves, ())
+        if not name:
+            return Way(name, unguarded, why=f"nothing can build it as {facts.want} here")
+        chosen, offer = STRATEGIES.all()[name], other or plan.bid(name)
         why = self.structure.about.no_replay
+        if offer.lead and not why and not apart(self.structure, facts.rows, facts.columns, offer.lead):
+            why = "that examples do not mix does not follow from the program"
         if why:
             return Way(name, unguarded, why=why)
-        if not isinstance(chosen, Compressed):
-            return Way(name, unguarded, why=f"{chosen.name} knows no recorded program")
         try:
-            senders = chosen.senders(facts, self.structure)
+            senders = chosen.senders(facts, offer, self.structure)
             graphs = [sender.graph for sender in senders] + [self.structure.course]
+            _ = [graph.coefficients for graph in graphs]  # each is built now, while another way can still be taken
         except (NotRecordable, KeyError) as error:
             return Way(name, unguarded, why=f"the recorded program cannot be cut down: {error}")
-        about = self.structure.about
+        guards = self._guards(graphs)
+        if guards.unseen:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in guards.unseen[:3])
+            return Way(name, unguarded, why=f"tensors were used whose origin is not seen: shape {shapes}")
+        before = sum(len(graph.captured) for graph in graphs[:-1])
+        if not senders and offer.passes:
+            return Way(name, guards, before, why=f"{name} knows no recorded program")
+        if not chunk and offer.bytes * WORKING_SET > self._limit:
+            return Way(name, guards, before, why="its passes do not fit into memory all at once")
+        seeds = [_seeds(chosen, facts, offer, part) for part in range(len(offer.parts))]
+
+        def finish(answers: list[Tensor]) -> Tensors:
+            if facts.want == "sparse":
+                entries = chosen.entries_of(facts, offer, answers)
+                assert entries is not None
+                return (entries,)
+            found = chosen.recover(facts, offer, answers)
+            return (found,) if isinstance(found, Tensor) else tuple(part for row in found for part in row)
+
+        points = self.points(leaves)
+        if not offer.passes:
+            senders, seeds = [], []
+        for many in (batched, looped):
+            kernel = Kernel.of(senders, seeds, finish, as_they_are(many), chunk)
+            try:
+                wanted = kernel(points, kernel.captured)
+            except Exception as error:  # an operation that vmap, or a replay, does not know
+                why = f"the recorded program does not run again: {first_line(error)}"
+                continue
+            try:
+                flat = Kernel.of(senders, seeds, finish, flattened(as_they_are(many)), chunk)
+                same = all(map(_close, wanted, flat(points, flat.captured)))
+            except Exception:  # whatever tracing stumbles over, the kernel runs without it
+                same = False
+            return Way(name, guards, before, flat if same else kernel, chunk=chunk, offer=offer)
+        return Way(name, guards, before, why=why)
+
+    def _guards(self, graphs: Sequence[Any]) -> Guards:
+        """What has to hold for some cut-down programs to be the function's."""
+        about, program = self.structure.about, self.structure.program
         # The pattern and the constant factor rest on constants that no graph needs any more.
         constants = [index for index, tensor in program.captured.items() if id(tensor) in about.constants]
         captured = tuple(tensor for graph in graphs for tensor in graph.captured)
         captured += tuple(program.captured[index] for index in constants)
         literals = tuple(literal for graph in graphs for literal in graph.literals)
         literals += tuple(index in program.literals for index in constants)
-        guards = Guards(
+        return Guards(
             self.like.problem.f,
-            args,
+            self._args,
             self.like.problem.leaves,
             captured,
             literals,
@@ -272,99 +394,110 @@ class Preparation:
             tuple(program.tensors[view.tensor].detach().clone() for view in about.watched),
             tuple(where(line) for line in about.lines),
         )
-        if guards.unseen:
-            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in guards.unseen[:3])
-            return Way(name, unguarded, why=f"tensors were used whose origin is not seen: shape {shapes}")
-        before = sum(len(graph.captured) for graph in graphs[:-1])
-        if not senders and offer.passes:
-            return Way(name, guards, before, why=f"{name} runs forward passes, which are not recorded")
-        if offer.bytes * WORKING_SET > self._limit:
-            return Way(name, guards, before, why="its passes do not fit into memory all at once")
-        seeds = [chosen.seeds(facts, offer, start, stop) for _, start, stop in offer.parts]
 
-        def pick(answers: list[Tensor]) -> Tensor:
-            return chosen.values(facts, offer, self.structure, answers)
-
-        for many in (batched, looped):
-            kernel = Kernel.of(senders if offer.passes else [], seeds, pick, many)
-            try:
-                kernel(self.points(self.like.problem.leaves), captured)
-            except Exception as error:  # an operation that vmap, or a replay, does not know
-                why = f"the recorded program does not run again: {first_line(error)}"
-                continue
-            return Way(name, guards, before, kernel)
-        return Way(name, guards, before, why=why)
-
-    def _course(self, points: Sequence[Tensor], captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _course(self, way: Way, points: Sequence[Tensor], captured: Sequence[Tensor]) -> Tensors:
         """What the program's course depends on, at another point."""
         graph = self.structure.course
-        own = captured[self._before_course : self._before_course + len(graph.captured)]
+        own = captured[way.before_course : way.before_course + len(graph.captured)]
         with torch.no_grad():
             return tuple(graph.coefficients(*points, *own))
 
-    def _compile(self, taken: Way, facts: Facts, args: tuple[Any, ...]) -> None:
+    def _compile_way(self, want: Want, taken: Taken) -> None:
         """Take a compiled kernel, of the chosen strategy or its rival, where it gives the same numbers in less time."""
-        plain = taken.kernel
+        plain, plan = taken.way.kernel, taken.plan
         if plain is None:
-            self.plan.note("not compiled: there is no recorded program to compile")
+            plan.note("not compiled: there is no recorded program to compile")
             return
+        facts = facts_of(self._origin, want, holomorphic=False)
         points = self.points(self.like.problem.leaves)
-        best, want = _seconds(plain, points), plain(points, plain.captured)
-        self.plan.note(f"{self.plan.chosen}, as recorded: {best * 1e3:.2f} ms")
-        for way in [taken, *(self._way(facts, args, name) for name in self._rivals(facts))]:
+        best, wanted = plain.seconds(points), plain(points, plain.captured)
+        plan.note(f"{plan.chosen}, as recorded: {best * 1e3:.2f} ms")
+        for way in [taken.way, *self._rivals(facts, taken)]:
+            if way.kernel is not None and not way.kernel.at_once:
+                plan.note(f"{way.name}, not compiled: its passes run in chunks")
+                continue
             if way.kernel is None:
                 continue
             try:
                 fast = way.kernel.compiled(points)
                 have = fast(points, fast.captured)
             except Exception as error:  # whatever the compiler stumbles over, the kernel runs without it
-                self.plan.note(f"{way.name}, not compiled: {first_line(error)}")
+                plan.note(f"{way.name}, not compiled: {first_line(error)}")
                 continue
-            if not torch.allclose(want, have, rtol=1e-3, atol=1e-6 * float(want.abs().max()), equal_nan=True):
-                self.plan.note(f"{way.name}, not compiled: the compiled program gave other numbers")
+            if not all(map(_close, wanted, have)):
+                plan.note(f"{way.name}, not compiled: the compiled program gave other numbers")
                 continue
-            seconds = _seconds(fast, points)
-            self.plan.note(f"{way.name}, compiled: {seconds * 1e3:.2f} ms")
+            seconds = fast.seconds(points)
+            plan.note(f"{way.name}{way.side}, compiled: {seconds * 1e3:.2f} ms")
             if seconds < best:
                 best = seconds
-                self._use(replace(way, kernel=fast))
+                taken.use(replace(way, kernel=fast))
 
-    def _rivals(self, facts: Facts) -> list[str]:
-        """The next strategy, where its passes are so few more that compiled it may be the faster one."""
-        if self._strategy != "auto":
-            return []
-        most = RIVAL_PASSES * self.plan.passes
-        for name in self.plan.by_cost():
-            offer = self.plan.bid(name)
+    def _rivals(self, facts: Facts, taken: Taken) -> list[Way]:
+        """The other side, and the next strategy where it has so few more passes that compiled it may be faster."""
+        plan, found = taken.plan, []
+        most = RIVAL_PASSES * plan.passes
+        for other in STRATEGIES.all()[plan.chosen].others(facts, plan.bid(plan.chosen)):
+            found.append(self._way(facts, plan, plan.chosen, other=other))
+        for name in plan.by_cost() if self._strategy == "auto" else ():
+            offer = plan.bid(name)
             if not offer.firm and offer.passes <= most:
-                settled = self.plan.offers[name] = STRATEGIES.all()[name].settle(facts, offer)
+                settled = plan.offers[name] = STRATEGIES.all()[name].settle(facts, offer)
                 if not isinstance(settled, Bid):
                     continue
                 offer = settled
-            if name != self.plan.chosen and 0 < offer.passes <= most and offer.side == "reverse" and not offer.split:
-                return [name]
-        return []
+            if name != plan.chosen and 0 < offer.passes <= most and not offer.split:
+                return [*found, self._way(facts, plan, name)]
+        return found
 
 
-def _build(passes: Passes, strategy: str) -> tuple[Tensor, Plan]:
-    built, plan = build(passes, "sparse", strategy, holomorphic=False)
-    return entries_of(built, passes.linearization.inputs), plan
+def apart(structure: Structure, rows: Space, columns: Space, lead: int) -> bool:
+    """Whether no entry of a pattern joins two examples, counted along so many leading dimensions."""
+    row = np.repeat(np.arange(structure.shape[0]), np.diff(structure.pattern.indptr))
+    return np.array_equal(_examples(rows, lead)[row], _examples(columns, lead)[structure.pattern.indices])
 
 
-def _seconds(kernel: Kernel, points: Sequence[Tensor]) -> float:
-    best = float("inf")
-    for _ in range(TIMED_CALLS):
-        began = time.perf_counter()
-        kernel(points, kernel.captured)
-        if points and points[0].device.type not in {"cpu", "meta"}:
-            torch.accelerator.synchronize(points[0].device)
-        best = min(best, time.perf_counter() - began)
-    return best
+def _examples(space: Space, lead: int) -> np.ndarray:
+    """Which example each element of a space belongs to."""
+    counts = [math.prod(leaf.shape[:lead]) for leaf in space.leaves]
+    sizes = [leaf.numel // max(count, 1) for count, leaf in zip(counts, space.leaves, strict=True)]
+    return np.concatenate([np.arange(count).repeat(size) for count, size in zip(counts, sizes, strict=True)])
 
 
-# Compiled and not compiled are each timed so often, and the fastest counts.
-TIMED_CALLS = 7
+def _seeds(chosen: Strategy, facts: Facts, offer: Bid, part: int) -> Seeds:
+    """The seeds of a part of a bid."""
+    _, start, stop = offer.parts[part]
+
+    def make(a: int, b: int) -> Tensors:
+        return chosen.seeds(facts, offer, start + a, start + b)
+
+    def follow(answers: Sequence[Tensor]) -> Callable[[int, int], Tensors]:
+        return chosen.following(facts, offer, part, answers) or make
+
+    return stop - start, make, follow if part and chosen.two_stages else None
+
+
+def _copy(parts: Grid, into: Grid) -> None:
+    for row, targets in zip(parts, into, strict=True):
+        for part, target in zip(row, targets, strict=True):
+            target.copy_(part)
+
+
+def _close(want: Tensor, have: Tensor) -> bool:
+    if not want.numel():
+        return want.shape == have.shape
+    return torch.allclose(want, have, rtol=1e-3, atol=1e-6 * float(want.abs().max()), equal_nan=True)
+
+
+# A dense result is made from the entries of a pattern where at most one in so many can be non-zero.
+DENSE = 4
 # A strategy with so many times the passes is tried too: compiled, its simpler recovery may win.
 RIVAL_PASSES = 2
+# For a dense result those with so many times the passes are timed: a pass one way may take much less than the other.
+CONTESTANT_PASSES = 4
+# How many passes at a time are tried, where there are more: fewer stay inside the caches.
+CHUNKS = (32, 128)
+# So many dense passes run at once; the seeds of more would be a large matrix of zeros.
+ALL_AT_ONCE = 1024
 # Passes all at once take about so many times the memory of their answers.
 WORKING_SET = 4

@@ -1,4 +1,4 @@
-"""Gram matrix, singular values, norms and SciPy's view of an operator."""
+"""Singular values, the spectral norm and SciPy's view of an operator."""
 
 from __future__ import annotations
 
@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 DENSE_ENTRIES = 1_000_000
 # ARPACK is worth its products only for a small part of the spectrum.
 FEW = 10
-
-
-def gram(op: Operator) -> Tensor:
-    """``A Aᴴ``."""
-    matrix = op.matrix()
-    return matrix @ matrix.mH
 
 
 def singular_values(op: Operator, k: int | None) -> Tensor:
@@ -45,14 +39,11 @@ def singular_values(op: Operator, k: int | None) -> Tensor:
 
 
 def norm(op: Operator, order: int | str) -> Tensor:
-    """The spectral norm for 2, the Frobenius norm for "fro".
+    """The spectral norm, for 2.
 
     Raises:
         ValueMismatch: Another order.
     """
-    if order == "fro":
-        matrix: Tensor = torch.linalg.vector_norm(_decomposable(op.matrix()))
-        return matrix.to(_real(op.inputs.dtype))
     if order != 2:
         raise ValueMismatch(
             "the norm of a Jacobian is spectral or Frobenius",

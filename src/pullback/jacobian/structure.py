@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from pullback.autodiff.closures import held_by
-from pullback.autodiff.linearize import Linearization, Recorded
-from pullback.autodiff.program import NotRecordable
-from pullback.errors import PullbackError, StrategyError, warn
-from pullback.executors.local import first_line
-from pullback.executors.memory import is_out_of_memory
+from pullback.autodiff.linearize import Linearization
+from pullback.autodiff.program import Program
+from pullback.errors import StrategyError, warn
 from pullback.sparsity.sets import TooManyEntries
 from pullback.sparsity.structure import Structure, nothing, structure
 
 
 def find(
-    lin: Linearization, *, local: bool, free: frozenset[int] = frozenset(), strict: bool = False
+    lin: Linearization,
+    recorded: Callable[[], Program | str],
+    *,
+    local: bool,
+    free: frozenset[int] = frozenset(),
+    strict: bool = False,
 ) -> Structure | str:
     """Where the Jacobian can be non-zero; or why that cannot be seen.
 
     Args:
         lin: The function at its point.
+        recorded: Gives the program of a reverse pass there, or why there is none.
         local: At this point only, rather than at every point that takes the same branches.
         free: The ids of other tensors whose numbers may differ from call to call.
         strict: Raise where an operation has no rule.
@@ -30,20 +36,9 @@ def find(
     """
     if not lin.live_outputs or not lin.live_inputs:
         return nothing()
-    if not isinstance(lin, Recorded):
-        return "inside a torch.func transform no program can be recorded"
-    try:
-        program = lin.record("reverse")
-    except NotRecordable as error:
-        return str(error)
-    except PullbackError:
-        raise
-    except Exception as error:  # f has run before; what fails now is to look at it while it runs
-        if is_out_of_memory(error):
-            raise
-        return f"the program cannot be recorded: {first_line(error)}"
-    if program.escaped:
-        return f"numbers leave torch on the way: {', '.join(program.escaped[:3])}"
+    program = recorded()
+    if isinstance(program, str):
+        return program
     buffers = {id(buffer) for module in held_by(lin.problem.f).modules for buffer in module.buffers()}
 
     def fixed(_: int, tensor: Tensor) -> bool:
@@ -66,4 +61,3 @@ def find(
         found.notes.append(note)
         warn(note)
     return found
-

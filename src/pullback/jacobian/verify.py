@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,8 +34,11 @@ LARGEST_NOISE = 0.05
 # Entries this much smaller than the largest are held to the largest one's error.
 RANGE = 1e-3
 
+# What takes longer than so many seconds needs no warm-up to be timed.
+LONG = 2.0
+
 # What was learned of a function, for as long as it lives.
-_learned: weakref.WeakKeyDictionary[Any, dict[Hashable, float]] = weakref.WeakKeyDictionary()
+_learned: weakref.WeakKeyDictionary[Any, dict[Hashable, dict[Hashable, Any]]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -80,49 +84,72 @@ class Verifier:
             self._probe = seed, self.plain(seed)
         return self._probe
 
+    @cached_property
+    def finite(self) -> bool:
+        """Whether the probe's ``uᵀJ`` is finite throughout."""
+        return all(bool(part.isfinite().all()) for part in self.probe[1])
+
     def plain(self, seed: Tensors) -> Tensors:
         """``uᵀJ`` by a plain reverse pass, detached; its time is remembered."""
         began = time.perf_counter()
         answer = tuple(part.detach() for part in self.linearization.pull(seed))
-        self.learn("seconds of a plain pass", time.perf_counter() - began)
+        self.time("seconds of a plain pass", time.perf_counter() - began)
         return answer
 
-    def recall(self, what: str) -> float | None:
-        """What was learned before of the same function at the same shapes, or None."""
-        try:
-            return _learned.get(self.linearization.problem.f, {}).get(self._key(what))
-        except TypeError:  # a callable that cannot be hashed or weakly referenced
-            return None
-
-    def learn(self, what: str, value: float = 1.0) -> None:
-        """Remember something of this function at these shapes."""
-        try:
-            _learned.setdefault(self.linearization.problem.f, {})[self._key(what)] = value
-        except TypeError:
-            return
-
-    def _key(self, what: str) -> Hashable:
+    @cached_property
+    def _memory(self) -> dict[Hashable, Any]:
+        """What was learned before of the same function at the same shapes."""
         lin = self.linearization
         training = getattr(lin.problem.f, "training", None)
-        return what, training, lin.inputs.leaves, lin.outputs.leaves
+        key = training, lin.create_graph, lin.problem.symmetric, lin.inputs.leaves, lin.outputs.leaves
+        try:
+            return _learned.setdefault(lin.problem.f, {}).setdefault(key, {})
+        except TypeError:  # a callable that cannot be hashed or weakly referenced
+            return {}
+
+    def recall(self, what: Hashable) -> Any:
+        """What was learned before of the same function at the same shapes, or None."""
+        return self._memory.get(what)
+
+    def learn(self, what: Hashable, value: Any = 1.0) -> None:
+        """Remember something of this function at these shapes."""
+        self._memory[what] = value
+
+    def time(self, what: str, seconds: float) -> None:
+        """Remember the least time that something took; the first time of something short is a warm-up."""
+        warm, best = f"{what}, warm", self.recall(what)
+        if best is None and seconds < LONG and not self.recall(warm):
+            self.learn(warm)
+        else:
+            self.learn(what, seconds if best is None else min(best, seconds))
 
     def disagreement(
-        self, found: Sequence[Tensor], scale: Sequence[Tensor], expected: Sequence[Tensor]
+        self, found: Sequence[Tensor], scale: Callable[[], Sequence[Tensor]], expected: Sequence[Tensor]
     ) -> Disagreement | None:
         """Where ``uᵀJ`` as built and as pulled differ.
 
         Args:
             found: ``uᵀJ`` from the J that was built, flat, one tensor for each live input.
-            scale: For each entry the size that its rounding error is relative to.
+            scale: Gives for each entry the size that its rounding error is relative to.
             expected: ``uᵀJ`` by a plain reverse pass.
         """
+        if all(self._plainly_equal(have, want) for have, want in zip(found, expected, strict=True)):
+            return None
         leaves = self.linearization.columns.leaves
         worst: Disagreement | None = None
-        for leaf, have, size, want, noise in zip(leaves, found, scale, expected, self.noise, strict=True):
+        for leaf, have, size, want, noise in zip(leaves, found, scale(), expected, self.noise, strict=True):
             wrong = self.judge(have.flatten(), size.flatten(), want.flatten(), noise, f"by {leaf.name}")
             if wrong is not None and (worst is None or worst.doubtful):
                 worst = wrong
         return worst
+
+    def _plainly_equal(self, found: Tensor, expected: Tensor) -> bool:
+        """Whether no error is large even beside the smallest size that counts."""
+        if not expected.numel():
+            return True
+        want = precise(expected).flatten()
+        error, largest = float((precise(found).flatten() - want).abs().max()), float(want.abs().max())
+        return error <= self.tolerance * RANGE * largest and math.isfinite(largest)
 
     def judge(self, found: Tensor, scale: Tensor, expected: Tensor, noise: float, where: str) -> Disagreement | None:
         """Whether two tensors differ by more than rounding."""
@@ -153,6 +180,11 @@ class Verifier:
             part = self._noise_part(1.0)
             self._noise = [part * largest / (_largest(points[index]) or 1.0) for index in lin.live_inputs]
         return self._noise
+
+    def noise_of_derivative(self, size: float) -> float:
+        """The size below which the derivative of a sum, whose terms have this size, is rounding noise."""
+        largest = max((_largest(point) for point in self.linearization.problem.leaves), default=0.0)
+        return self._noise_part(1.0) * size / (largest or 1.0)
 
     @property
     def tolerance(self) -> float:

@@ -134,6 +134,14 @@ class Structure:
         assert isinstance(self.factors, Factors)
         return _contributions(self.factors, self.pattern)
 
+    def without_numbers(self) -> Structure:
+        """The same pattern, with its colorings, for another point: the tensors of this one are let go."""
+        program = replace(self.program, captured={}, tensors={}, steps=[])
+        light = Structure(program, self.terms, self.local, self.about, list(self.notes))
+        vars(light).update({name: value for name, value in vars(self).items() if name in OF_THE_PATTERN})
+        light.roundoff = self.roundoff
+        return light
+
     def coordinates(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The row and the column of each entry."""
         rows = np.repeat(np.arange(self.pattern.shape[0], dtype=np.int64), np.diff(self.pattern.indptr))
@@ -252,6 +260,10 @@ class Structure:
         assert self.waist is not None
         answers = [view for view in self.program.answers if view]
         return replay(replace(self.program, seeds=self.waist.views), answers, stand_ins=self.program.seeds)
+
+
+# What a structure has that follows from its pattern alone.
+OF_THE_PATTERN = {"most_entries", "pattern", "rows", "columns", "bidirectional", "star", "acyclic", "substitution"}
 
 
 def structure(program: Program, *, local: bool, fixed: Callable[[int, Tensor], bool]) -> Structure:

@@ -5,23 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from pullback.data.problem import Side
 from pullback.data.space import Space
 from pullback.strategies.base import (
     Bid,
     Facts,
     Grid,
     Refusal,
+    Sink,
     Strategy,
     answer_bytes,
     like_gradient,
+    overlaps,
     real_part,
     strategy,
     unit_range,
 )
+from pullback.strategies.sender import Sender, whole
+
+if TYPE_CHECKING:
+    from pullback.sparsity.structure import Structure
 
 # Below this gain the reverse pass that proves independence is not worth its cost.
 WORTHWHILE_GAIN = 8
@@ -58,11 +66,15 @@ class Blocks(Strategy):
 
     def _offer(self, facts: Facts, lead: int, examples: int) -> Bid:
         m, n = per_example(facts.rows, lead).size, per_example(facts.columns, lead).size
-        why = f"{examples} examples do not mix: one pass serves all of them"
         # A forward pass runs the function again, so it has to save half of the passes.
-        if m <= 2 * n or facts.no_forward():
-            return Bid("reverse", m, answer_bytes(facts.columns, m), why, lead)
-        return Bid("forward", n, answer_bytes(facts.rows, n), why, lead)
+        side: Side = "reverse" if m <= 2 * n or facts.no_forward() else "forward"
+        return _on_side(facts, side, f"{examples} examples do not mix: one pass serves all of them", lead)
+
+    def others(self, facts: Facts, bid: Bid) -> list[Bid]:
+        return [_on_side(facts, "forward" if bid.side == "reverse" else "reverse", bid.why, bid.lead)]
+
+    def senders(self, facts: Facts, bid: Bid, structure: Structure) -> list[Sender]:
+        return whole(structure, bid.side)
 
     def seeds(self, facts: Facts, bid: Bid, start: int, stop: int) -> tuple[Tensor, ...]:
         space = facts.rows if bid.side == "reverse" else facts.columns
@@ -77,6 +89,29 @@ class Blocks(Strategy):
         if facts.want == "blocks":
             return torch.cat([torch.cat(row, dim=2) for row in blocks], dim=1)
         return [[_spread(block) for block in row] for row in blocks]
+
+    def sink(self, facts: Facts, bid: Bid, grid: Grid) -> Sink:
+        rows, columns = per_example(facts.rows, bid.lead), per_example(facts.columns, bid.lead)
+        examples = math.prod(common_lead(facts.rows, facts.columns)[: bid.lead])
+        if facts.want == "matrix":
+            for targets in grid:
+                for target in targets:
+                    target.zero_()
+        places = [[_where(target, examples) for target in targets] for targets in grid]
+
+        def put_rows(start: int, answers: Sequence[Tensor]) -> None:
+            for j, (answer, column) in enumerate(zip(answers, columns.leaves, strict=True)):
+                part = answer.reshape(len(answer), examples, column.numel)
+                for k, inside, here in overlaps(rows, start, start + len(answer)):
+                    places[k][j][:, inside] = part[here].transpose(0, 1)
+
+        def put_columns(start: int, answers: Sequence[Tensor]) -> None:
+            for answer, row, targets in zip(answers, rows.leaves, places, strict=True):
+                part = answer.reshape(len(answer), examples, row.numel)
+                for j, inside, here in overlaps(columns, start, start + len(answer)):
+                    targets[j][:, :, inside] = real_part(part[here]).permute(1, 2, 0)
+
+        return put_rows if bid.side == "reverse" else put_columns
 
     def _grid_of_blocks(self, facts: Facts, bid: Bid, answers: Sequence[Tensor]) -> Grid:
         """``[k][j]``: the blocks of output k by input j, ``(examples, m_k, n_j)``."""
@@ -93,6 +128,13 @@ class Blocks(Strategy):
             flat_row = answer.reshape(columns.size, examples, row.numel).permute(1, 2, 0)
             grid.append([like_gradient(real_part(flat_row[:, :, column.slice]), column) for column in columns.leaves])
         return grid
+
+
+def _on_side(facts: Facts, side: Side, why: str, lead: int) -> Bid:
+    """The bid to send a seed, or a tangent, for each element of an example."""
+    sent, answered = (facts.rows, facts.columns) if side == "reverse" else (facts.columns, facts.rows)
+    passes = per_example(sent, lead).size
+    return Bid(side, passes, answer_bytes(answered, passes), why, lead)
 
 
 def common_lead(rows: Space, columns: Space) -> tuple[int, ...]:
@@ -124,3 +166,11 @@ def _spread(blocks: Tensor) -> Tensor:
     # diag_embed makes (m, n, examples, examples), zero where the two examples differ.
     spread = torch.diag_embed(blocks.permute(1, 2, 0)).permute(2, 0, 3, 1)
     return spread.reshape(examples * m, examples * n)
+
+
+def _where(target: Tensor, examples: int) -> Tensor:
+    """The examples' blocks ``(examples, m, n)`` in what holds them: a stack, or the diagonal of a matrix."""
+    if target.ndim == 3:
+        return target
+    m, n = target.shape[0] // max(examples, 1), target.shape[1] // max(examples, 1)
+    return target.view(examples, m, examples, n).diagonal(dim1=0, dim2=2).permute(2, 0, 1)

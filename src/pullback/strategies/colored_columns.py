@@ -10,6 +10,7 @@ from pullback.coloring import recover_direct
 from pullback.sparsity.structure import Structure
 from pullback.strategies.base import Bid, Facts, Refusal, answer_bytes, strategy
 from pullback.strategies.compressed import Compressed, colored_seeds, known, picked
+from pullback.strategies.sender import Sender, whole
 
 
 @strategy
@@ -28,6 +29,9 @@ class ColoredColumns(Compressed):
     def settle(self, facts: Facts, bid: Bid) -> Bid | Refusal:
         count = known(facts).columns.count
         return Bid("forward", count, answer_bytes(facts.rows, count), f"one for each color: {known(facts).columns}")
+
+    def senders(self, facts: Facts, bid: Bid, structure: Structure) -> list[Sender]:
+        return whole(structure, bid.side)
 
     def seeds(self, facts: Facts, bid: Bid, start: int, stop: int) -> tuple[Tensor, ...]:
         return colored_seeds(facts.columns, known(facts).columns.colors, start, stop)

@@ -9,7 +9,8 @@ from torch import Tensor
 from pullback.coloring import recover_direct
 from pullback.sparsity.structure import Structure
 from pullback.strategies.base import Bid, Facts, Refusal, answer_bytes, strategy
-from pullback.strategies.compressed import Compressed, Sender, colored_seeds, known, picked
+from pullback.strategies.compressed import Compressed, colored_seeds, known, picked
+from pullback.strategies.sender import Sender, whole
 
 
 @strategy
@@ -27,8 +28,8 @@ class ColoredRows(Compressed):
         count = known(facts).rows.count
         return Bid("reverse", count, answer_bytes(facts.columns, count), f"one for each color: {known(facts).rows}")
 
-    def senders(self, facts: Facts, structure: Structure) -> list[Sender]:
-        return [Sender(structure.to_answers)] if all(structure.program.answers) else []
+    def senders(self, facts: Facts, bid: Bid, structure: Structure) -> list[Sender]:
+        return whole(structure, bid.side)
 
     def seeds(self, facts: Facts, bid: Bid, start: int, stop: int) -> tuple[Tensor, ...]:
         return colored_seeds(facts.rows, known(facts).rows.colors, start, stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,13 +13,19 @@ from pullback.strategies.base import (
     Bid,
     Facts,
     Grid,
+    Sink,
     Strategy,
     answer_bytes,
     like_gradient,
+    overlaps,
     real_part,
     strategy,
     unit_range,
 )
+from pullback.strategies.sender import Sender, whole
+
+if TYPE_CHECKING:
+    from pullback.sparsity.structure import Structure
 
 
 @strategy
@@ -35,6 +42,9 @@ class Columns(Strategy):
             why = "two forward passes for each complex input element: along 1 and along i"
         return Bid("forward", n, answer_bytes(facts.rows, n), why)
 
+    def senders(self, facts: Facts, bid: Bid, structure: Structure) -> list[Sender]:
+        return [] if facts.columns.is_complex or facts.rows.is_complex else whole(structure, bid.side)
+
     def seeds(self, facts: Facts, bid: Bid, start: int, stop: int) -> tuple[Tensor, ...]:
         return tangents(facts, start, stop)
 
@@ -43,6 +53,23 @@ class Columns(Strategy):
             [column_block(facts, answer.reshape(len(answer), row.numel), column).mT for column in facts.columns.leaves]
             for answer, row in zip(answers, facts.rows.leaves, strict=True)
         ]
+
+    def sink(self, facts: Facts, bid: Bid, grid: Grid) -> Sink:
+        n = facts.columns.size
+
+        def put(start: int, answers: Sequence[Tensor]) -> None:
+            count = len(answers[0])
+            for answer, row, targets in zip(answers, facts.rows.leaves, grid, strict=True):
+                flat = answer.reshape(count, row.numel).mT
+                for j, inside, here in overlaps(facts.columns, start, start + count):
+                    split = facts.columns.leaves[j].dtype.is_complex and not facts.holomorphic
+                    target = targets[j].real if split else targets[j]
+                    target[:, inside] = flat[:, here] if facts.holomorphic else real_part(flat[:, here])
+                for j, inside, here in overlaps(facts.columns, start - n, start - n + count):
+                    if facts.columns.leaves[j].dtype.is_complex:
+                        targets[j].imag[:, inside] = real_part(flat[:, here])
+
+        return put
 
 
 def tangents(facts: Facts, start: int, stop: int) -> tuple[Tensor, ...]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,53 +12,17 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pullback.autodiff.linearize import Pass, Tensors
 from pullback.autodiff.program import View
-from pullback.autodiff.replay import Replay, transposed
 from pullback.data.space import Leaf, Space
 from pullback.sparsity.gather import Gather
 from pullback.sparsity.structure import Structure
-from pullback.strategies.base import Bid, Facts, Grid, Refusal, Strategy, Want
+from pullback.strategies.base import Bid, Facts, Grid, Refusal, Strategy, Want, tiled
+from pullback.strategies.outer import layers_of
 
 # A dense result of fewer passes is made before a program could be recorded.
 WORTH_RECORDING = 512
 # A dense result is built from a pattern where at most one in so many entries can be non-zero.
 WORTH_COLORING = 4
-
-
-@dataclass(frozen=True, eq=False)
-class Sender:
-    """How one part of a strategy's passes runs through a recorded program.
-
-    Attributes:
-        graph: The program, cut down to what this part needs.
-        transposed: Whether the seeds go in where it ends.
-        sums: Which of its results are added up, with which weights (0 for one alone); empty: none.
-    """
-
-    graph: Replay
-    transposed: bool = False
-    sums: tuple[tuple[tuple[int, float], ...], ...] = ()
-
-    def one(self, coefficients: Sequence[Tensor]) -> Pass:
-        """One pass at a point, given the coefficients there."""
-
-        def run(*seeds: Tensor) -> Tensors:
-            answers: Tensors = self.graph.linear(*coefficients, *seeds)
-            return tuple(_sum(answers, parts) for parts in self.sums) if self.sums else answers
-
-        if self.transposed:
-            return transposed(run, self.graph.seeds)
-        return lambda seeds: run(*seeds)
-
-
-def _sum(answers: Tensors, parts: tuple[tuple[int, float], ...]) -> Tensor:
-    total: Tensor | None = None
-    for index, weight in parts:
-        part = answers[index] if weight in {0.0, 1.0} else answers[index] * weight
-        total = part if total is None else total + part
-    assert total is not None
-    return total
 
 
 class Compressed(Strategy):
@@ -78,6 +41,8 @@ class Compressed(Strategy):
             return Refusal("too few passes to be worth looking for zeros")
         if facts.want == "matrix" and (facts.rows.is_complex or facts.columns.is_complex):
             return Refusal("complex functions are built by rows or columns")
+        if unasked and not isinstance(layers_of(facts), str):
+            return Refusal("rows are made of outer products, which leaves no zeros to look for")
         found = facts.structure()
         if isinstance(found, str):
             return Refusal(found)
@@ -99,14 +64,17 @@ class Compressed(Strategy):
             return torch.zeros(0, dtype=facts.columns.dtype, device=facts.columns.device)
         return self.entries(facts, bid, structure, answers)
 
-    def senders(self, facts: Facts, structure: Structure) -> list[Sender]:
-        """For each part of the bid how a recorded program can take its place; empty where it cannot."""
-        return []
+    def entries_of(self, facts: Facts, bid: Bid, answers: Sequence[Tensor]) -> Tensor | None:
+        return self.values(facts, bid, known(facts), answers)
 
     def recover(self, facts: Facts, bid: Bid, answers: Sequence[Tensor]) -> Grid | Tensor:
         structure = known(facts)
         values = self.values(facts, bid, structure, answers)
         return values if facts.want == "sparse" else spread(facts, structure, values)
+
+    def recover_into(self, facts: Facts, bid: Bid, answers: Sequence[Tensor], grid: Grid) -> None:
+        structure = known(facts)
+        spread_into(facts, structure, self.values(facts, bid, structure, answers), grid)
 
 
 def known(facts: Facts) -> Structure:
@@ -151,8 +119,34 @@ def spread(facts: Facts, structure: Structure, values: Tensor) -> Grid:
     if structure.pattern.nnz == m * n:
         return as_grid(facts, values.reshape(m, n))
     flat = structure.flat_positions(values.device)
-    matrix = torch.zeros(m * n, dtype=values.dtype, device=values.device).index_copy(0, flat, values).reshape(m, n)
-    return as_grid(facts, matrix)
+    zeros = torch.zeros(m * n, dtype=values.dtype, device=values.device)
+    # In place where nothing has to be differentiable: a matrix of zeros is not worth a copy.
+    matrix = zeros.index_copy(0, flat, values) if values.requires_grad else zeros.index_copy_(0, flat, values)
+    return as_grid(facts, matrix.reshape(m, n))
+
+
+def spread_into(facts: Facts, structure: Structure, values: Tensor, grid: Grid) -> None:
+    """The entries of the pattern among zeros, over what stands in a grid."""
+    whole = tiled(grid)
+    row, column = structure.coordinates(values.device)
+    parts = [(row, column, values, whole)] if whole is not None else _by_part(facts, row, column, values, grid)
+    for at, across, entries, target in parts:
+        target.zero_()
+        target[at.to(target.device), across.to(target.device)] = entries.to(dtype=target.dtype, device=target.device)
+
+
+def _by_part(
+    facts: Facts, row: Tensor, column: Tensor, values: Tensor, grid: Grid
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """The entries of each pair of an output and an input, and the matrix that they belong to."""
+    for k, high in enumerate(facts.rows.leaves):
+        # The entries are sorted by rows.
+        ends = torch.tensor([high.offset, high.offset + high.numel], device=row.device)
+        first, last = torch.searchsorted(row, ends).tolist()
+        for j, wide in enumerate(facts.columns.leaves):
+            across = column[first:last] - wide.offset
+            inside = (across >= 0) & (across < wide.numel)
+            yield row[first:last][inside] - high.offset, across[inside], values[first:last][inside], grid[k][j]
 
 
 def as_grid(facts: Facts, matrix: Tensor) -> Grid:

@@ -14,7 +14,8 @@ from pullback.sparsity.factor import Factors
 from pullback.sparsity.gather import Gather
 from pullback.sparsity.structure import Structure
 from pullback.strategies.base import Bid, Facts, Refusal, strategy
-from pullback.strategies.compressed import Compressed, Sender, colored_seeds, known, space_of
+from pullback.strategies.compressed import Compressed, colored_seeds, known, space_of
+from pullback.strategies.sender import Sender
 
 # A pass to the cut leaves out what follows it.
 SHARE = 0.9
@@ -37,7 +38,7 @@ class Factored(Compressed):
             return Refusal("a recorded program cannot be differentiated again")
         if not tail_matters(structure) and structure.factors.head is None:
             return Refusal("no constant operation could be split off")
-        if facts.elsewhere:
+        if facts.elsewhere():
             return Refusal("the program was recorded at another point")
         if not structure.frontier:
             return Bid("reverse", 0, 0, "J is constant: nothing has to be run")
@@ -56,13 +57,13 @@ class Factored(Compressed):
         why = f"{before}to {length:,} elements of which {size:,} inputs are constant sums: {coloring}"
         return Bid("reverse", coloring.count, self._bytes(structure, coloring.count), why, share=SHARE)
 
-    def senders(self, facts: Facts, structure: Structure) -> list[Sender]:
+    def senders(self, facts: Facts, bid: Bid, structure: Structure) -> list[Sender]:
         assert isinstance(structure.factors, Factors)
         return [Sender(structure.to_frontier, sums=structure.factors.sums)]
 
     def kernels(self, facts: Facts, bid: Bid, part: int) -> tuple[dict[str, Pass], Space] | None:
         structure = known(facts)
-        sender = self.senders(facts, structure)[part]
+        sender = self.senders(facts, bid, structure)[part]
         coefficients = recorded_coefficients(structure.program, sender.graph)
         return {"reverse to the cut": sender.one(coefficients)}, space_of(structure.sums)
 

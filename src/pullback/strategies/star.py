@@ -10,7 +10,8 @@ from pullback.coloring import recover_direct
 from pullback.data.coloring import SymmetricColoring
 from pullback.sparsity.structure import Structure
 from pullback.strategies.base import Bid, Facts, Refusal, answer_bytes, strategy
-from pullback.strategies.compressed import Compressed, Sender, colored_seeds, known, picked
+from pullback.strategies.compressed import Compressed, colored_seeds, known, picked
+from pullback.strategies.sender import Sender, whole
 
 
 @strategy
@@ -35,8 +36,8 @@ class Star(Compressed):
         """The coloring that the passes follow."""
         return structure.star
 
-    def senders(self, facts: Facts, structure: Structure) -> list[Sender]:
-        return [Sender(structure.to_answers)] if all(structure.program.answers) else []
+    def senders(self, facts: Facts, bid: Bid, structure: Structure) -> list[Sender]:
+        return whole(structure, bid.side)
 
     def seeds(self, facts: Facts, bid: Bid, start: int, stop: int) -> tuple[Tensor, ...]:
         return colored_seeds(facts.rows, self.coloring(known(facts)).colors, start, stop)

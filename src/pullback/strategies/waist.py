@@ -13,8 +13,9 @@ from pullback.data.problem import Side
 from pullback.data.space import Space
 from pullback.sparsity.structure import Structure
 from pullback.sparsity.waist import Waist as Narrowest
-from pullback.strategies.base import Bid, Facts, Grid, Refusal, answer_bytes, strategy, unit_range
-from pullback.strategies.compressed import Compressed, Sender, as_grid, known, space_of
+from pullback.strategies.base import Bid, Facts, Grid, Refusal, answer_bytes, strategy, tiled, unit_range
+from pullback.strategies.compressed import Compressed, as_grid, known, space_of
+from pullback.strategies.sender import Sender
 
 # A product of two factors has to save at least so many times the passes.
 WORTH_SPLITTING = 4
@@ -32,7 +33,7 @@ class Waist(Compressed):
     from_pattern = False
 
     def offer(self, facts: Facts, structure: Structure) -> Bid | Refusal:
-        if facts.create_graph or facts.elsewhere:
+        if facts.create_graph or facts.elsewhere():
             return Refusal("the program was recorded at another point, or must be differentiated again")
         found = structure.waist
         if found is None:
@@ -45,12 +46,12 @@ class Waist(Compressed):
         halves: tuple[tuple[Side, int], ...] = (("reverse", found.size), ("reverse", found.size))
         return Bid("reverse", 2 * found.size, size, why, share=0.5, split=halves)
 
-    def senders(self, facts: Facts, structure: Structure) -> list[Sender]:
+    def senders(self, facts: Facts, bid: Bid, structure: Structure) -> list[Sender]:
         return [Sender(structure.from_waist), Sender(structure.to_waist, transposed=True)]
 
     def kernels(self, facts: Facts, bid: Bid, part: int) -> tuple[dict[str, Pass], Space] | None:
         structure = known(facts)
-        sender = self.senders(facts, structure)[part]
+        sender = self.senders(facts, bid, structure)[part]
         coefficients = recorded_coefficients(structure.program, sender.graph)
         name = "reverse from the waist" if part == 0 else "transposed reverse to the waist"
         return {name: sender.one(coefficients)}, facts.columns if part == 0 else facts.rows
@@ -61,10 +62,8 @@ class Waist(Compressed):
         return space_of(waist.views).onehots(unit_range(begin, begin + stop - start))
 
     def entries(self, facts: Facts, bid: Bid, structure: Structure, answers: Sequence[Tensor]) -> Tensor:
-        count, size = len(facts.columns.leaves), narrowest(structure).size
-        by_inputs = torch.cat([answer.reshape(size, -1) for answer in answers[:count]], dim=1)
-        by_outputs = torch.cat([answer.reshape(size, -1) for answer in answers[count:]], dim=1)
-        product = (by_outputs.mT @ by_inputs).reshape(-1)
+        by_outputs, by_inputs = self._factors(facts, structure, answers)
+        product = (by_outputs @ by_inputs).reshape(-1)
         if facts.want == "matrix" or structure.pattern.nnz == product.numel():
             return product
         return product.index_select(0, structure.flat_positions(product.device))
@@ -73,6 +72,26 @@ class Waist(Compressed):
         structure = known(facts)
         product = self.entries(facts, bid, structure, answers)
         return product if facts.want == "sparse" else as_grid(facts, product.reshape(structure.shape))
+
+    def recover_into(self, facts: Facts, bid: Bid, answers: Sequence[Tensor], grid: Grid) -> None:
+        by_outputs, by_inputs = self._factors(facts, known(facts), answers)
+        whole = tiled(grid)
+        parts = [[whole]] if whole is not None else grid
+        heights, widths = ([row[0].shape[0] for row in parts], [part.shape[1] for part in parts[0]])
+        for left, targets in zip(torch.split(by_outputs, heights), parts, strict=True):
+            for right, target in zip(torch.split(by_inputs, widths, dim=1), targets, strict=True):
+                if (left.dtype, left.device) == (target.dtype, target.device):
+                    torch.mm(left, right, out=target)
+                else:
+                    target.copy_(left @ right)
+
+    @staticmethod
+    def _factors(facts: Facts, structure: Structure, answers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The outputs by the waist, and the waist by the inputs."""
+        count, size = len(facts.columns.leaves), narrowest(structure).size
+        by_inputs = torch.cat([answer.reshape(size, -1) for answer in answers[:count]], dim=1)
+        by_outputs = torch.cat([answer.reshape(size, -1) for answer in answers[count:]], dim=1)
+        return by_outputs.mT, by_inputs
 
 
 def narrowest(structure: Structure) -> Narrowest:
