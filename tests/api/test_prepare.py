@@ -134,7 +134,7 @@ def test_all_that_a_jacobian_does():
     np.testing.assert_allclose(J.sparse("scipy").toarray(), M.numpy())
     assert J.shape == (4, 5)
     assert "8 nonzeros" in repr(prepared)
-    assert prepared.plan().want == "sparse"
+    assert prepared.plan().want == "matrix"  # 8 of 20 are no zeros to speak of
     assert prepared.plan().passes == J.plan().passes or J.plan().passes > 0
 
 

@@ -35,11 +35,12 @@ def prepare(
     verify: bool | int = True,
     strict: bool = False,
 ) -> Prepared:
-    """Find the pattern, the coloring and the plan of a sparse Jacobian once, to evaluate it at many points.
+    """Find the pattern, the coloring and the plan of a Jacobian once, to evaluate it at many points.
 
     f is recorded at args. What is returned is called with other arguments of the same shapes, and gives the Jacobian
-    there; its ``sparse()`` replays the recorded program, cut down to what it needs, without calling f. What cannot be
-    replayed (random numbers, a module that changes its buffers) calls f at each point.
+    there; its ``sparse()``, ``dense()`` and ``blocks()`` replay the recorded program, cut down to what they need,
+    without calling f. Where J has few zeros, the ways to its rows, columns or blocks are timed, and the fastest is
+    taken. What cannot be replayed (random numbers, a module that changes its buffers) calls f at each point.
 
     Every call checks what was relied on: shapes, dtypes and devices; the tensors, parameters and plain values that f
     holds; the numbers that decided a branch, or which elements are selected.
@@ -50,7 +51,8 @@ def prepare(
         wrt: What to differentiate by, as for :func:`pullback.jacobian`.
         of: ``"jacobian"``, or ``"hessian"`` for the second derivatives of a scalar function.
         compile: Compile the passes and the recovery with torch.compile (Inductor, which needs a C++ compiler); taken
-            only where it is measured to be faster.
+            only where it is measured to be faster. Entries (or where J has few zeros, the matrix) are compiled now,
+            blocks when they are first asked for.
         has_aux: f returns ``(output, aux)``.
         strategy: As for :func:`pullback.jacobian`.
         memory: As for :func:`pullback.jacobian`.
@@ -166,7 +168,8 @@ class Prepared:
     @property
     def shape(self) -> tuple[int, int]:
         """The shape (m, n) of the Jacobian."""
-        return self.pattern.shape
+        like = self._preparation.like
+        return like.outputs.size, like.inputs.size
 
     def plan(self) -> Plan:
         """The bids of all strategies, and the choice."""
@@ -174,7 +177,8 @@ class Prepared:
 
     def __repr__(self) -> str:
         m, n = self.shape
-        return f"Prepared({self._of} {m:,} x {n:,}, {self.pattern.nnz:,} nonzeros, {self.plan().passes} passes)"
+        nonzeros = min(self._preparation.most_entries, m * n)
+        return f"Prepared({self._of} {m:,} x {n:,}, {nonzeros:,} nonzeros, {self.plan().passes} passes)"
 
 
 def _unstacked(args: tuple[Any, ...], in_dims: tuple[int | None, ...]) -> list[tuple[Any, ...]]:

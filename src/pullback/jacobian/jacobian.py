@@ -80,7 +80,6 @@ class Jacobian(Operator):
         self._pattern: Pattern | None = None
         if prepared is not None:
             self._passes.take(prepared.preparation.structure)
-            self._pattern = prepared.preparation.pattern
         if options.holomorphic:
             _check_all_complex(linearization)
         if options.strict:
@@ -259,7 +258,8 @@ class Jacobian(Operator):
                 fix="J.sparse() still works, from dense rows; J.dense() has every entry",
             )
         if self._pattern is None:
-            self._pattern = full_pattern(self._lin, found)
+            known = self._prepared.preparation.pattern if self._prepared is not None else None
+            self._pattern = known or full_pattern(self._lin, found)
         return self._pattern
 
     def coloring(self, axis: str = "columns") -> Coloring:

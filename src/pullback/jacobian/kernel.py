@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ Seeds = tuple[int, Callable[[int, int], Tensors], Callable[[Sequence[Tensor]], C
 # Many passes at once, given the coefficients of the point and their seeds.
 Sending = Callable[[Sequence[Tensor], Tensors], Tensors]
 Values = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensors]
+# torch.fx keeps a flag for all threads while it traces: one thread at a time.
+TRACING = threading.RLock()
 # A kernel is timed so often, and the fastest counts; what takes long is timed less often.
 TIMED_CALLS = 7
 LONG_ENOUGH = 0.5
@@ -93,7 +96,7 @@ class Kernel:
         """The kernel as one function compiled by torch.compile."""
         from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415  heavy, and for this only
 
-        with torch.no_grad():
+        with torch.no_grad(), TRACING:
             flat = make_fx(self.run)(list(points), list(self.captured))
         function = torch.compile(flat, dynamic=False, fullgraph=True)
         return Kernel(self.captured, function, f"{self.name}, compiled")
@@ -144,7 +147,8 @@ def flattened(send: Callable[[Sender], Sending]) -> Callable[[Sender], Sending]:
         def sent(coefficients: Sequence[Tensor], stacks: Tensors) -> Tensors:
             count = stacks[0].shape[0]
             if count not in graphs:
-                graphs[count] = _listed(plain, coefficients, stacks)
+                with TRACING:
+                    graphs[count] = _listed(plain, coefficients, stacks)
             return graphs[count](*coefficients, *stacks)
 
         return sent

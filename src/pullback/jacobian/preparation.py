@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor
 from pullback.autodiff.linearize import Recorded, Tensors, batched, looped
 from pullback.autodiff.program import NotRecordable, where
 from pullback.autodiff.replay import laid_like
+from pullback.data.pattern import Pattern
 from pullback.data.space import Space
 from pullback.errors import StrategyError, VerificationError, warn
 from pullback.executors.local import Route, first_line
@@ -151,7 +154,6 @@ class Preparation:
         assert isinstance(lin, Recorded)
         assert isinstance(found, Structure)
         self.structure = found
-        self.pattern = full_pattern(lin, found)
         self.like = lin
         self._origin = passes
         self._args = args
@@ -160,22 +162,31 @@ class Preparation:
         self._every = every
         self._limit = passes.executor.limit(lin.inputs.device)
         self._taken: dict[Want, Taken] = {}
-        self._latest: Want = "sparse"
-        self._sparse = self._take("sparse")
-        # What is dense is compiled as it is asked for.
-        if compile and self.has_zeros:
-            self._compile_way("sparse", self._sparse)
-            self._taken["sparse"] = self._sparse
+        self._taking = threading.RLock()
+        self._first: Want = "sparse" if self.has_zeros else "matrix"
+        self._latest: Want = self._first
+        self.taken(self._first)
 
     @property
     def plan(self) -> Plan:
-        """How the entries of the pattern are made."""
-        return self._sparse.plan
+        """How the entries of the pattern are made, or where it has few zeros how the matrix is."""
+        return self._taken[self._first].plan
 
-    @property
+    @cached_property
+    def pattern(self) -> Pattern:
+        """Where the Jacobian can be non-zero."""
+        return full_pattern(self.like, self.structure)
+
+    @cached_property
     def has_zeros(self) -> bool:
         """Whether dense results are made from the entries of the pattern."""
-        return int(self.structure.pattern.nnz) * DENSE <= self.structure.shape[0] * self.structure.shape[1]
+        return self.most_entries * DENSE <= self.structure.shape[0] * self.structure.shape[1]
+
+    @cached_property
+    def most_entries(self) -> int:
+        """How many entries the pattern has, or where there are many a number that it does not exceed."""
+        most = self.structure.most_entries
+        return most if most > MANY_ENTRIES else int(self.structure.pattern.nnz)
 
     def at(self, args: tuple[Any, ...]) -> Call:
         """The preparation at a call, after its arguments were checked.
@@ -183,19 +194,17 @@ class Preparation:
         Raises:
             GuardError: It does not hold there.
         """
-        return Call(self, args, self._latest, self._known(self._latest).way.guards.admit(args))
-
-    def _known(self, want: Want) -> Taken:
-        return self._taken.get(want, self._sparse)
+        return Call(self, args, self._latest, self._taken[self._latest].way.guards.admit(args))
 
     def taken(self, want: Want) -> Taken:
         """The way to what is wanted, found when first asked for."""
+        with self._taking:
+            if want not in self._taken:
+                taken = self._take(want)
+                if self._compile:
+                    self._compile_way(want, taken)
+                self._taken[want] = taken
         self._latest = want
-        if want not in self._taken:
-            taken = self._sparse if want == "sparse" else self._take(want)
-            if self._compile:
-                self._compile_way(want, taken)
-            self._taken[want] = taken
         return self._taken[want]
 
     def evaluate(self, want: Want, passes: Passes, admitted: Admitted) -> tuple[Grid | Tensor | None, Plan]:
@@ -271,7 +280,7 @@ class Preparation:
         lin, passes = self.like, self._origin
         facts = facts_of(passes, want, holomorphic=False)
         able = self._strategy == "auto" or want in STRATEGIES.all()[self._strategy].gives
-        plan = choose(facts, self.pattern.shape, self._strategy if able else "auto", passes.seconds)
+        plan = choose(facts, (lin.outputs.size, lin.inputs.size), self._strategy if able else "auto", passes.seconds)
         for note in (*lin.notes, *passes.notes, *self.structure.notes):
             plan.note(note)
         in_chunks = want == "matrix" and plan.passes > ALL_AT_ONCE
@@ -489,6 +498,8 @@ def _close(want: Tensor, have: Tensor) -> bool:
     return torch.allclose(want, have, rtol=1e-3, atol=1e-6 * float(want.abs().max()), equal_nan=True)
 
 
+# So many entries are more than one counts by putting the pattern together.
+MANY_ENTRIES = 2**22
 # A dense result is made from the entries of a pattern where at most one in so many can be non-zero.
 DENSE = 4
 # A strategy with so many times the passes is tried too: compiled, its simpler recovery may win.

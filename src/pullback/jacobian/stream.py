@@ -140,9 +140,11 @@ def deliver(
             raise _too_little(budget, budget.least(0))
         plan = Plan("rows", shape, {}, notes=["every derivative is zero: there is nothing to run"])
         return _delivery(plan, budget, budget.height(0), lambda rows: _room(passes, rows).zero_())
-    if prepared is not None and _height_beside(prepared.preparation.pattern.nnz, lin.inputs.dtype, budget):
-        values, plan = prepared.entries(passes)
-        return _delivery(plan, budget, *_spreading(passes, budget, prepared.preparation.pattern, values))
+    if prepared is not None and prepared.preparation.has_zeros:
+        pattern = prepared.preparation.pattern
+        if _height_beside(pattern.nnz, lin.inputs.dtype, budget):
+            values, plan = prepared.entries(passes)
+            return _delivery(plan, budget, *_spreading(passes, budget, pattern, values))
     return _best(passes, budget, facts, shape)
 
 
