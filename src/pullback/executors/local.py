@@ -21,6 +21,8 @@ PROBES = (8, 16)
 # A chunk whose working set leaves the CPU's caches runs slower than two chunks that stay inside.
 CPU_WORKING_SET = 4 * 2**20
 SMALLEST_FAST_CHUNK = 16
+# So much memory is taken without asking whether it is free, where the user set no limit.
+SURELY_FREE = 64 * 2**20
 # Passes whose memory is measured take at most so many times as long, if they are worth timing at all.
 SLOWED_DOWN = 1.5
 # So few seeds are made at once, also where their passes run one by one.
@@ -161,7 +163,7 @@ class LocalExecutor:
         if probes:
             size = probes[0]
         elif way.at_once and in_place and report.each:
-            size = self._chunk(report, device)
+            size = self._chunk(report, device, total)
         else:
             size = total if way.at_once else 1
         if not way.at_once and total <= min(FEW_PASSES, self.most or total):
@@ -182,7 +184,7 @@ class LocalExecutor:
                         report.learn(stop - start, peak, smallest)
                         smallest = peak
                         probes = [size for size in probes[1:] if size * report.each <= self.limit(device)]
-                        size = probes[0] if probes else self._chunk(report, device)
+                        size = probes[0] if probes else self._chunk(report, device, total)
                     else:
                         results = _send(way, seeds, start, stop)
                 except Exception as error:
@@ -202,11 +204,14 @@ class LocalExecutor:
                 progress.update(start)
         return collect.result()
 
-    def _chunk(self, report: Run, device: torch.device) -> int:
-        fits = self.limit(device) // report.each
+    def _chunk(self, report: Run, device: torch.device, total: int) -> int:
+        wanted = total
         if device.type == "cpu":
-            fits = min(fits, max(CPU_WORKING_SET // report.more, SMALLEST_FAST_CHUNK))
-        return max(int(fits), 1)
+            wanted = min(total, int(max(CPU_WORKING_SET // report.more, SMALLEST_FAST_CHUNK)))
+        # Asking how much memory is free takes longer than some Jacobians.
+        if self.memory is None and wanted * report.each <= SURELY_FREE:
+            return wanted
+        return max(min(wanted, int(self.limit(device) // report.each)), 1)
 
 
 def _send(way: Route, seeds: Callable[[int, int], Tensors], start: int, stop: int) -> Tensors:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from pullback.autodiff.linearize import Tensors
 from pullback.data.space import Space
-from pullback.errors import MemoryLimitError, StrategyError
-from pullback.executors.local import Route, Run, routes
+from pullback.errors import MemoryLimitError, PullbackError, StrategyError
+from pullback.executors.local import Route, Run, first_line, routes
+from pullback.executors.memory import is_out_of_memory
 from pullback.jacobian import second
 from pullback.jacobian.passes import Passes
 from pullback.jacobian.verify import Disagreement, precise, random_vector
@@ -104,6 +105,9 @@ def build(
             _check_memory(passes, facts, offer)
         try:
             result = _carry_out(passes, facts, plan, offer, into)
+        except _PassFailed as error:
+            plan.note(str(error))
+            result = None
         finally:
             for note in passes.notes:
                 plan.note(note)
@@ -117,6 +121,10 @@ def build(
         got="; ".join(plan.notes),
         fix=_instead(want),
     )
+
+
+class _PassFailed(Exception):
+    """A strategy's own passes do not run here."""
 
 
 def _planned_before(
@@ -186,7 +194,7 @@ def _carry_out(passes: Passes, facts: Facts, plan: Plan, offer: Bid, into: Grid 
         plan.route, plan.chunks = "", []
         route: Route | None = None
         for part in range(len(offer.parts)):
-            found, run = _run_part(passes, facts, chosen, offer, part, answers, left, sink)
+            found, run = _run_part(passes, facts, plan, offer, part, answers, left, sink)
             answers.extend(found)
             route = run.route
             assert route is not None
@@ -198,7 +206,7 @@ def _carry_out(passes: Passes, facts: Facts, plan: Plan, offer: Bid, into: Grid 
             chosen.recover_into(facts, offer, answers, into)
         result = chosen.recover(facts, offer, answers) if into is None else into
         is_plain = plan.chosen == "rows" and route is not None and not route.at_once
-        entries = chosen.entries_of(facts, offer, answers)
+        entries = chosen.entries_of(facts, offer, answers) if facts.want == "matrix" else None
         product = partial(chosen.product, facts, offer, answers)
         wrong = _verify(passes, facts, plan, offer, result if entries is None else entries, product, is_plain=is_plain)
         if wrong is None:
@@ -221,7 +229,7 @@ def _carry_out(passes: Passes, facts: Facts, plan: Plan, offer: Bid, into: Grid 
 def _run_part(
     passes: Passes,
     facts: Facts,
-    chosen: Strategy,
+    plan: Plan,
     offer: Bid,
     part: int,
     before: Sequence[Tensor],
@@ -233,7 +241,7 @@ def _run_part(
     Args:
         passes: The passes of the linearization.
         facts: What the strategy bid on.
-        chosen: The strategy.
+        plan: The plan, with the strategy that was chosen.
         offer: Its bid.
         part: Which part of the bid.
         before: The answers of the parts before it.
@@ -244,6 +252,7 @@ def _run_part(
         The answers, and what was done.
     """
     side, start, stop = offer.parts[part]
+    chosen = STRATEGIES.all()[plan.chosen]
     through = chosen.kernels(facts, offer, part)
 
     def own_seeds(a: int, b: int) -> Tensors:
@@ -258,6 +267,8 @@ def _run_part(
         try:
             found, run = passes.execute(side, ways, seeds, stop - start, through[1] if through else None, into)
         except Exception as error:
+            if through and not is_out_of_memory(error) and not isinstance(error, PullbackError):
+                raise _PassFailed(f"{plan.chosen}: {first_line(error)}") from error
             if side == "reverse":
                 raise
             passes.withdraw_forward(error)
@@ -422,6 +433,8 @@ def _leak(passes: Passes, masks: Tensor, shared: tuple[int, ...]) -> str:
         )
     for gradient, leaf in zip(gradients, lin.columns.leaves, strict=True):
         leaked = (gradient.detach() != 0) & ~_over(masks, gradient.ndim - 1 - lead, gradient.device)
+        if bool(leaked.any()) and len(masks) > 1:  # a wrong batching rule is no mixing
+            return next(filter(None, (_leak(passes, mask[None], shared) for mask in masks)), "")
         if bool(leaked.any()):
             example = leaked.nonzero()[0, 1 : lead + 1].tolist()
             return f"examples mix: outputs of other examples depend on {leaf.name}{example}"

@@ -68,6 +68,9 @@ class Waist(Compressed):
             return product
         return product.index_select(0, structure.flat_positions(product.device))
 
+    def entries_of(self, facts: Facts, bid: Bid, answers: Sequence[Tensor]) -> Tensor | None:
+        return None if facts.want == "matrix" else super().entries_of(facts, bid, answers)
+
     def recover(self, facts: Facts, bid: Bid, answers: Sequence[Tensor]) -> Grid | Tensor:
         structure = known(facts)
         product = self.entries(facts, bid, structure, answers)
