@@ -36,6 +36,9 @@ SAMPLES = 6
 LARGEST_INPUT = 200
 LARGEST_OUTPUT = 400
 LARGEST_MATRIX = 1_200_000
+# One small sample is looked for among so many, and has so many inputs and outputs, at least and at most.
+TRIED = 16
+FEW = 3, 16
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,16 @@ def cases(name: str, *, every: bool = False) -> Iterator[Case]:
             return
 
 
+@functools.cache
+def smallest(name: str) -> Case:
+    """One small sample of an operator: of those that have a few inputs and outputs, the first from the list's middle."""
+    op = operators()[name]
+    samples = _samples(op)
+    tried = (_case(op, index, samples[index], _is_manageable) for index in _spread(len(samples))[:TRIED])
+    found = [case for case in tried if case is not None]
+    return min(found, key=lambda case: (min(case.size) < FEW[0], max(case.size) > FEW[1], case.size[0] * case.size[1]))
+
+
 def _is_small(n: int, m: int) -> bool:
     return n <= LARGEST_INPUT and m <= LARGEST_OUTPUT
 
@@ -116,7 +129,7 @@ def _case(op: Any, index: int, sample: Any, fits: Callable[[int, int], bool]) ->
         return None
 
     def f(x: tuple[Tensor, ...]) -> Any:
-        filled = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        filled = [leaf.detach().clone() if isinstance(leaf, Tensor) and not leaf.requires_grad else leaf for leaf in leaves]
         for i, part in zip(places, x, strict=True):
             filled[i] = part
         input, args, kwargs = pytree.tree_unflatten(filled, spec)

@@ -19,7 +19,7 @@ from pullback.jacobian import second
 from pullback.jacobian.passes import Passes
 from pullback.jacobian.verify import Disagreement, precise, random_vector
 from pullback.plan import Plan, choose
-from pullback.strategies.base import STRATEGIES, Bid, Facts, Grid, Sink, Strategy, Want, split_blocks
+from pullback.strategies.base import STRATEGIES, Bid, Facts, Grid, Sink, Want, split_blocks
 from pullback.strategies.blocks import common_lead
 
 # Without a limit of the user's, a result of this size is never refused: asking how much memory is free would
