@@ -13,9 +13,7 @@ CALLED, UNCHECKED = "pullback, one call", "pullback, one call, verify=False"
 PREPARED, COMPILED = "pullback, prepared", "pullback, prepared and compiled"
 REUSED, RENEWED = "pullback, dense(out=buffer)", "pullback, one call, a new function each time"
 # The problems that compile=True is for.
-COMPILES = frozenset("BEFH")
-# Preparing looks for the zeros of 640 x 85,002 entries, which takes a minute and gigabytes: only done at small sizes.
-UNPREPARED = frozenset({"G", "G2"})
+COMPILES = frozenset("SBEFH")
 TAKE: dict[Want, Callable[[pb.Jacobian], Any]] = {
     "whole": lambda J: J.dense(),
     "examples": lambda J: J.blocks(),
@@ -52,9 +50,8 @@ def ways(problem: Problem, case: Case, *, quick: bool) -> dict[str, Make]:
     found: dict[str, Make] = {
         CALLED: ready(lambda: take(jacobian(problem, f, case))),
         UNCHECKED: ready(lambda: take(jacobian(problem, f, case, verify=False))),
+        PREPARED: lambda: prepare(compile=False),
     }
-    if problem.key not in UNPREPARED or quick:
-        found[PREPARED] = lambda: prepare(compile=False)
     if problem.key in COMPILES and not quick:
         found[COMPILED] = lambda: prepare(compile=True)
     if problem.key == "G":

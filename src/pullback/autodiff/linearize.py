@@ -131,6 +131,21 @@ class Recorded(Linearization):
             raise
         return tuple(map(_dense_or_zero, gradients, live))
 
+    def pull_stack(self, stacks: Tensors) -> Tensors:
+        """Reverse passes for a stack of cotangents, batched by torch.autograd itself: little overhead, older rules."""
+        live = [self._leaves[index] for index in self.live_inputs]
+        with _no_fallback_warning(), by_math(self._math):
+            gradients = torch.autograd.grad(
+                [self._results[index] for index in self.live_outputs],
+                live,
+                stacks,
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=True,
+            )
+        zeros = [leaf.detach().expand(stacks[0].shape[0], *leaf.shape) for leaf in live]
+        return tuple(map(_dense_or_zero, gradients, zeros))
+
     @property
     def kernels(self) -> dict[str, Pass]:
         if self.problem.call is None:

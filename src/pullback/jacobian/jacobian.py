@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,14 +17,16 @@ from pullback.data.coloring import Coloring
 from pullback.data.pattern import Pattern
 from pullback.data.problem import Problem
 from pullback.data.space import Form, Space
-from pullback.errors import ArgumentError, GraphError, StrategyError, ValueMismatch
+from pullback.errors import StrategyError, ValueMismatch
 from pullback.executors.local import LocalExecutor
 from pullback.executors.memory import parse_bytes
 from pullback.jacobian import spectrum
 from pullback.jacobian.build import build, check_size, entries_of, plan_for
 from pullback.jacobian.operator import Operator
 from pullback.jacobian.passes import Passes
+from pullback.jacobian.positions import positions_of, ranges_of
 from pullback.jacobian.preallocated import check_blocks, check_matrix, dense_grid, matrix_grid
+from pullback.jacobian.requirements import check_all_complex, check_all_live, check_cauchy_riemann
 from pullback.jacobian.sparse import assemble, check_layout, full_pattern
 from pullback.jacobian.store import checked_target, save
 from pullback.jacobian.verify import Verifier, precise
@@ -81,9 +82,9 @@ class Jacobian(Operator):
         if prepared is not None:
             self._passes.take(prepared.preparation.structure)
         if options.holomorphic:
-            _check_all_complex(linearization)
+            check_all_complex(linearization)
         if options.strict:
-            _check_all_live(linearization)
+            check_all_live(linearization)
 
     @property
     def value(self) -> Any:
@@ -193,7 +194,7 @@ class Jacobian(Operator):
         Args:
             index: An int, giving ``(n,)``; or a slice, range, list or tensor of ints, giving ``(k, n)``.
         """
-        positions, single = _positions(index, self.shape[0], "row")
+        positions, single = positions_of(index, self.shape[0], "row")
         found = (
             self._passes.pull_many(lambda a, b: self.outputs.onehots(positions[a:b]), len(positions))
             if not single
@@ -213,7 +214,7 @@ class Jacobian(Operator):
         Args:
             index: An int, giving ``(m,)``; or a slice, range, list or tensor of ints, giving ``(m, k)``.
         """
-        positions, single = _positions(index, self.shape[1], "column")
+        positions, single = positions_of(index, self.shape[1], "column")
         if (self.inputs.is_complex or self.outputs.is_complex) and not self._options.holomorphic:
             return self.matrix()[:, positions[0] if single else positions]
         found = self._passes.push_many(lambda a, b: self.inputs.onehots(positions[a:b]), len(positions))
@@ -363,7 +364,7 @@ class Jacobian(Operator):
         most = checked_rows(rows)
         limit = self._passes.executor.limit(self.inputs.device) if memory is None else parse_bytes(memory)
         if self._options.holomorphic:
-            self._check_cauchy_riemann()
+            check_cauchy_riemann(self._passes.verifier)
         delivery = deliver(
             self._passes,
             limit,
@@ -531,7 +532,7 @@ class Jacobian(Operator):
     def _grid(self) -> Grid:
         """``[k][j]``: a matrix for each output and input leaf, zeros for those that carry no graph."""
         if self._options.holomorphic:
-            self._check_cauchy_riemann()
+            check_cauchy_riemann(self._passes.verifier)
         found, self._plan = self._prepared.grid(self._passes) if self._prepared is not None else self._build("matrix")
         live_outputs = {index: k for k, index in enumerate(self._lin.live_outputs)}
         live_inputs = {index: j for j, index in enumerate(self._lin.live_inputs)}
@@ -574,8 +575,8 @@ class Jacobian(Operator):
         examples, heights, widths = sizes
         result = torch.zeros((examples, sum(heights), sum(widths)), dtype=self.inputs.dtype, device=self.inputs.device)
         if isinstance(found, Tensor):
-            rows = _ranges(heights, self._lin.live_outputs)
-            columns = _ranges(widths, self._lin.live_inputs)
+            rows = ranges_of(heights, self._lin.live_outputs)
+            columns = ranges_of(widths, self._lin.live_inputs)
             result[:, rows[:, None].to(result.device), columns.to(result.device)] = found
         return result
 
@@ -619,7 +620,7 @@ class Jacobian(Operator):
         """Build over what stands in a grid ``[k][j]`` of all outputs and inputs."""
         lin = self._lin
         if want == "matrix" and self._options.holomorphic:
-            self._check_cauchy_riemann()
+            check_cauchy_riemann(self._passes.verifier)
         live = [[grid[k][j] for j in lin.live_inputs] for k in lin.live_outputs]
         if want == "matrix" and self._prepared is not None:
             _, self._plan = self._prepared.grid(self._passes, live)
@@ -660,22 +661,6 @@ class Jacobian(Operator):
         found = [weight * precise(entry.detach()) for weight, entry in zip(seed, entries, strict=True)]
         return verifier.disagreement(found, lambda: found, expected) is None
 
-    def _check_cauchy_riemann(self) -> None:
-        """A holomorphic function's pullback is complex-linear: seeding with i·u gives i times the answer."""
-        verifier = self._passes.verifier
-        if not verifier.active or not self._lin.live_outputs or not self._lin.live_inputs:
-            return
-        seed, gradient = verifier.probe
-        turned = verifier.plain(tuple(part * 1j for part in seed))
-        expected = [part * 1j for part in gradient]
-        wrong = verifier.disagreement(turned, lambda: [part.abs() for part in gradient], expected)
-        if wrong is not None:
-            raise ValueMismatch(
-                "the function is not holomorphic: it violates the Cauchy–Riemann equations",
-                got=str(wrong),
-                fix="leave holomorphic=True out: J.matrix() then has torch's convention for complex functions",
-            )
-
     def _refuse_real_linear(self, what: str) -> None:
         if (self.inputs.is_complex or self.outputs.is_complex) and not self._options.holomorphic:
             raise StrategyError(
@@ -689,72 +674,7 @@ class Jacobian(Operator):
 DIAGONAL_ROWS = 256
 
 
-def _positions(index: Any, size: int, what: str) -> tuple[Tensor, bool]:
-    """An index into rows or columns as flat positions, and whether it was a single one."""
-    if isinstance(index, slice):
-        chosen = range(size)[index]
-        return torch.arange(len(chosen)) * chosen.step + chosen.start, False
-    single = False
-    if isinstance(index, Tensor) and (index.dtype == torch.bool or index.is_floating_point() or index.ndim > 1):
-        raise ArgumentError(
-            f"a {what} index is an int, a slice, or a sequence of ints",
-            got=f"a tensor of {index.dtype} and shape {tuple(index.shape)}",
-            fix="mask.nonzero().flatten() for a mask",
-        )
-    if isinstance(index, Tensor):
-        single = index.ndim == 0
-        positions = index.detach().cpu().long().reshape(-1)
-    else:
-        try:
-            try:
-                positions, single = torch.tensor([operator.index(index)]), True
-            except TypeError:
-                positions = torch.tensor([operator.index(each) for each in index], dtype=torch.long)
-        except TypeError:
-            raise ArgumentError(
-                f"a {what} index is an int, a slice, or a sequence of ints",
-                got=repr(index),
-                fix=f"J.{what}s(0), J.{what}s([0, 2]) or J.{what}s(slice(0, 10))",
-            ) from None
-    if len(positions) and not (-size <= int(positions.min()) and int(positions.max()) < size):
-        raise ValueMismatch(f"{what} index out of range", got=f"{index!r} for {size} {what}s", fix=f"0 to {size - 1}")
-    return torch.where(positions < 0, positions + size, positions), single
-
-
 def _is_by_parameters(problem: Problem) -> bool:
     """Whether a function is a module, and differentiated by its parameters."""
     leaves = problem.leaves
     return isinstance(problem.f, nn.Module) and all(isinstance(leaf, nn.Parameter) for leaf in leaves)
-
-
-def _ranges(sizes: list[int], keep: tuple[int, ...]) -> Tensor:
-    """The positions of some of the parts laid end to end."""
-    starts = torch.tensor([0, *sizes]).cumsum(0)
-    return torch.cat([torch.arange(int(starts[i]), int(starts[i + 1])) for i in keep])
-
-
-def _check_all_complex(lin: Linearization) -> None:
-    for leaf in lin.inputs.leaves + lin.outputs.leaves:
-        if not leaf.dtype.is_complex:
-            raise ValueMismatch(
-                "holomorphic=True needs complex inputs and outputs",
-                got=f"{leaf.name} of {leaf.dtype}",
-                fix="leave holomorphic=True out, or convert with .to(torch.complex128)",
-            )
-
-
-def _check_all_live(lin: Linearization) -> None:
-    if not lin.live_outputs or len(lin.live_outputs) < len(lin.outputs.leaves):
-        dead = [leaf for i, leaf in enumerate(lin.outputs.leaves) if i not in lin.live_outputs]
-        raise GraphError(
-            f"{dead[0].name} does not depend on the inputs by any differentiable path",
-            got=f"{dead[0].dtype} of shape {tuple(dead[0].shape)}, without a graph",
-            fix="strict=False gives zeros; look for .detach(), no_grad, argmax or a cast to integers",
-        )
-    for index, leaf in enumerate(lin.inputs.leaves):
-        if index not in lin.live_inputs:
-            raise GraphError(
-                f"the outputs do not depend on {leaf.name}",
-                got=f"{leaf.name} {tuple(leaf.shape)}, which the graph does not reach",
-                fix="strict=False gives zeros; look for .detach() or an argument that is not used",
-            )

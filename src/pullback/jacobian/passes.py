@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pullback.autodiff.linearize import Linearization, Pass, Tensors, batched
+from pullback.autodiff.linearize import Linearization, Pass, Recorded, Tensors, batched
 from pullback.autodiff.program import Program
 from pullback.data.problem import Side
 from pullback.data.space import Space
@@ -287,27 +287,33 @@ class Passes:
         if run.batch_is_slower:
             verifier.learn(f"{side}: alone is faster")
         elif own and total <= FEW_PASSES and run.route is not None:
-            verifier.time(_seconds_of(side, total, at_once=run.route.at_once), time.perf_counter() - began)
+            verifier.time(_seconds_of(total, run.route), time.perf_counter() - began)
         return found, run
 
     def routes(self, side: Side, total: int = 0) -> list[Route]:
         """The ways to run so many passes on a side, the fastest first."""
-        found = routes({"reverse": self.linearization.pull} if side == "reverse" else self.forward_kernels())
-        if self.verifier.recall(f"{side}: alone is faster") or self._alone_is_faster(side, total):
+        lin = self.linearization
+        found = routes({"reverse": lin.pull} if side == "reverse" else self.forward_kernels())
+        if self.verifier.recall(f"{side}: alone is faster"):
             found.sort(key=lambda way: way.at_once)
+        if 1 < total <= FEW_PASSES and not lin.create_graph and lin.inputs.device.type == "cpu":
+            return self._timed(found, side, total)
         return found
 
-    def _alone_is_faster(self, side: Side, total: int) -> bool:
-        """Whether a few passes take less time one by one, where both were timed; both are, once each is warm.
+    def _timed(self, found: list[Route], side: Side, total: int) -> list[Route]:
+        """Routes for a few passes, the fastest first; each is tried in turn until it is warm and timed.
 
-        What a batch saves is overhead, which so few passes may not have.
+        What a batch saves is overhead, which so few passes may not have, and torch.autograd's own batch has less of it.
+        A time may have been taken at a bad moment, so ever more rarely one of the others is taken again.
         """
-        lin = self.linearization
-        if not total or total > FEW_PASSES or lin.create_graph or lin.inputs.device.type != "cpu":
-            return False
-        at_once = self.verifier.recall(_seconds_of(side, total, at_once=True))
-        one_by_one = self.verifier.recall(_seconds_of(side, total, at_once=False))
-        return at_once is not None and (one_by_one is None or one_by_one < at_once)
+        if side == "reverse" and isinstance(self.linearization, Recorded):
+            found.insert(1, Route("reverse, batched by torch.autograd", self.linearization.pull_stack, at_once=True))
+        seconds = {way.name: self.verifier.recall(_seconds_of(total, way)) for way in found}
+        turn = int(self.verifier.recall(f"turns of {total} {side} passes") or 0) + 1
+        self.verifier.learn(f"turns of {total} {side} passes", turn)
+        again = turn > FEW_PASSES and turn & (turn - 1) == 0
+        due = [way for way in found if seconds[way.name] is None] or ([found[turn.bit_length() % len(found)]] * again)
+        return sorted(found, key=lambda way: -1.0 if way in due[:1] else seconds[way.name] or math.inf)
 
     def forward_kernels(self) -> dict[str, Pass]:
         """The first way to compute ``Jv`` that works and agrees with a reverse pass; none: empty."""
@@ -571,5 +577,5 @@ def _synchronize(space: Space) -> None:
         torch.accelerator.synchronize(space.device)
 
 
-def _seconds_of(side: Side, total: int, *, at_once: bool) -> str:
-    return f"seconds of {total} {side} passes {'at once' if at_once else 'one by one'}"
+def _seconds_of(total: int, way: Route) -> str:
+    return f"seconds of {total} passes, {way.name}"
