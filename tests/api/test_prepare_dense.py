@@ -155,10 +155,11 @@ def test_random_numbers_call_the_function():
     torch.testing.assert_close(found, pb.jacobian(lambda x: drop(x) * x.sum(), x).dense())
 
 
-def test_attention_is_replayed():
+def test_attention_at_other_points():
+    """The fused kernel may draw random numbers, so it is not replayed: the function is called."""
     torch.manual_seed(0)
     block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).double().requires_grad_(False)
     jac, x = pb.prepare(block, random(1, 5, 8)), random(1, 5, 8)
     J = jac(x)
     torch.testing.assert_close(J.dense(), pb.jacobian(block, x, strategy="rows").dense(), rtol=1e-9, atol=1e-12)
-    assert J.plan().route.startswith("recorded program")
+    assert any("is not replayed" in note for note in jac.plan().notes)

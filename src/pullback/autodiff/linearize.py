@@ -224,8 +224,17 @@ class Recorded(Linearization):
         with self.ambient.again(), by_math(self._math), torch.inference_mode(False), torch.enable_grad():
             yield
 
-    def record(self, side: Side) -> Program:
+    @property
+    def fused(self) -> bool:
+        """Whether the passes go through a fused attention kernel, which many of them run through one by one."""
+        return is_fused(self._results)
+
+    def record(self, side: Side, *, math: bool = False) -> Program:
         """The operations of one pass on a side, from the inputs and a seed to the answers.
+
+        Args:
+            side: The side.
+            math: Attention is computed by its math formulation.
 
         Raises:
             NotRecordable: The pass cannot be seen as a program.
@@ -241,8 +250,7 @@ class Recorded(Linearization):
                 stack.enter_context(self.ambient.again())
                 stack.enter_context(by_math(self._math))
                 buffers = stack.enter_context(fresh_modules(self.problem.f))
-                # A fused kernel has no batching rule, and many passes would run one by one inside of it.
-                stack.enter_context(by_math(is_fused(self._results)))
+                stack.enter_context(by_math(math))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             return self._record(recorder, side, buffers)

@@ -106,7 +106,9 @@ class Passes:
         if self._stages is None:
             from pullback.sparsity.stages import Stages, fingerprint, stages  # noqa: PLC0415  it needs SciPy
 
-            program = self.program()
+            fused = isinstance(self.linearization, Recorded) and self.linearization.fused
+            # A fused kernel has no batching rule, and many passes would run one by one inside of it.
+            program = record(self.linearization, math=True) if fused else self.program()
             known = self.verifier.recall(STAGES)
             if isinstance(program, str):
                 self._stages = program

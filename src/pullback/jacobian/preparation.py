@@ -275,10 +275,14 @@ class Preparation:
         taken.plan.note(text)
         return self._build(want, passes, "auto")
 
+    def _facts(self, want: Want) -> Facts:
+        """What the strategies are told about the point where it was prepared."""
+        return replace(facts_of(self._origin, want, holomorphic=False), recorded=True)
+
     def _take(self, want: Want) -> Taken:
         """The plan and the way to what is wanted, as recorded."""
         lin, passes = self.like, self._origin
-        facts = facts_of(passes, want, holomorphic=False)
+        facts = self._facts(want)
         able = self._strategy == "auto" or want in STRATEGIES.all()[self._strategy].gives
         plan = choose(facts, (lin.outputs.size, lin.inputs.size), self._strategy if able else "auto", passes.seconds)
         for note in (*lin.notes, *passes.notes, *self.structure.notes):
@@ -309,8 +313,8 @@ class Preparation:
         plan, first = taken.plan, taken.way
         yield first
         for name in [plan.chosen] if self._strategy != "auto" else plan.by_cost():
-            offer = plan.bid(name)
-            if not offer.firm or offer.passes > CONTESTANT_PASSES * plan.passes:
+            offer = self._firm(facts, plan, name)
+            if offer is None or offer.passes > CONTESTANT_PASSES * plan.passes:
                 continue
             if name != first.name and offer.passes <= ALL_AT_ONCE:
                 yield self._way(facts, plan, name)
@@ -319,6 +323,15 @@ class Preparation:
             for chunk in CHUNKS if facts.want == "matrix" else ():
                 if chunk < offer.passes and (name, chunk) != (first.name, first.chunk):
                     yield self._way(facts, plan, name, chunk)
+
+    @staticmethod
+    def _firm(facts: Facts, plan: Plan, name: str) -> Bid | None:
+        """A strategy's bid with the number of passes that it takes; None where it cannot say."""
+        offer = plan.bid(name)
+        if not offer.firm:
+            plan.offers[name] = STRATEGIES.all()[name].settle(facts, offer)
+        settled = plan.offers[name]
+        return settled if isinstance(settled, Bid) else None
 
     def _way(self, facts: Facts, plan: Plan, name: str, chunk: int = 0, other: Bid | None = None) -> Way:
         """A strategy's kernel and guards, or why there is no kernel.
@@ -417,7 +430,7 @@ class Preparation:
         if plain is None:
             plan.note("not compiled: there is no recorded program to compile")
             return
-        facts = facts_of(self._origin, want, holomorphic=False)
+        facts = self._facts(want)
         points = self.points(self.like.problem.leaves)
         best, wanted = plain.seconds(points), plain(points, plain.captured)
         plan.note(f"{plan.chosen}, as recorded: {best * 1e3:.2f} ms")
@@ -449,13 +462,8 @@ class Preparation:
         for other in STRATEGIES.all()[plan.chosen].others(facts, plan.bid(plan.chosen)):
             found.append(self._way(facts, plan, plan.chosen, other=other))
         for name in plan.by_cost() if self._strategy == "auto" else ():
-            offer = plan.bid(name)
-            if not offer.firm and offer.passes <= most:
-                settled = plan.offers[name] = STRATEGIES.all()[name].settle(facts, offer)
-                if not isinstance(settled, Bid):
-                    continue
-                offer = settled
-            if name != plan.chosen and 0 < offer.passes <= most and not offer.split:
+            offer = self._firm(facts, plan, name) if plan.bid(name).passes <= most else None
+            if offer is not None and name != plan.chosen and 0 < offer.passes <= most and not offer.split:
                 return [*found, self._way(facts, plan, name)]
         return found
 

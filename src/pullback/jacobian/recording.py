@@ -9,14 +9,19 @@ from pullback.executors.local import first_line
 from pullback.executors.memory import is_out_of_memory
 
 
-def record(lin: Linearization) -> Program | str:
-    """The operations of a reverse pass through a point, or why they cannot be seen."""
+def record(lin: Linearization, *, math: bool = False) -> Program | str:
+    """The operations of a reverse pass through a point, or why they cannot be seen.
+
+    Args:
+        lin: The function at the point.
+        math: Attention is computed by its math formulation.
+    """
     if isinstance(lin, Deferred):
         lin = lin.real
     if not isinstance(lin, Recorded):
         return "inside a torch.func transform no program can be recorded"
     try:
-        program = lin.record("reverse")
+        program = lin.record("reverse", math=math)
     except NotRecordable as error:
         return str(error)
     except PullbackError:

@@ -46,6 +46,7 @@ class Facts:
         create_graph: Whether results must be differentiable.
         layers: Gives what the gradients of parameters are made of, or why that is not seen; the first time it is found.
         stages: Gives the two parts that a reverse pass is split into, or why it is not; the first time it is found.
+        recorded: Whether the program is recorded in any case, so that looking at it costs little.
     """
 
     want: Want
@@ -61,6 +62,7 @@ class Facts:
     create_graph: bool = False
     layers: Callable[[], Layers | str] = lambda: "nobody looked for outer products"
     stages: Callable[[], Stages | str] = lambda: "nobody looked for stages"
+    recorded: bool = False
 
     @property
     def real_columns(self) -> int:

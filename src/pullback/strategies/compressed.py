@@ -25,6 +25,11 @@ WORTH_RECORDING = 512
 WORTH_COLORING = 4
 
 
+def worth_recording(facts: Facts) -> bool:
+    """Whether a dense result takes so many passes that a recorded program may save time."""
+    return facts.recorded or min(facts.rows.size, facts.columns.size) >= WORTH_RECORDING
+
+
 class Compressed(Strategy):
     """Sends seeds that several rows or columns share, and picks the entries from the answers.
 
@@ -37,7 +42,7 @@ class Compressed(Strategy):
 
     def bid(self, facts: Facts) -> Bid | Refusal:
         unasked = facts.want == "matrix" and facts.wanted != self.name
-        if unasked and min(facts.rows.size, facts.columns.size) < WORTH_RECORDING:
+        if unasked and not worth_recording(facts):
             return Refusal("too few passes to be worth looking for zeros")
         if facts.want == "matrix" and (facts.rows.is_complex or facts.columns.is_complex):
             return Refusal("complex functions are built by rows or columns")

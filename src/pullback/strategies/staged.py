@@ -14,7 +14,7 @@ from pullback.data.space import Space
 from pullback.sparsity.stages import Stages
 from pullback.sparsity.structure import Structure
 from pullback.strategies.base import Bid, Facts, Grid, Refusal, Strategy, answer_bytes, strategy
-from pullback.strategies.compressed import WORTH_RECORDING, colored_seeds, space_of
+from pullback.strategies.compressed import colored_seeds, space_of, worth_recording
 from pullback.strategies.rows import put_rows, split_rows
 from pullback.strategies.sender import Sender
 
@@ -37,7 +37,7 @@ class Staged(Strategy):
             return Refusal("complex functions are built by rows or columns")
         if facts.create_graph:
             return Refusal("a recorded program cannot be differentiated again")
-        if min(m, facts.columns.size) < WORTH_RECORDING and facts.wanted != self.name:
+        if not worth_recording(facts) and facts.wanted != self.name:
             return Refusal("too few passes to be worth looking for zeros")
         found = facts.stages()
         if isinstance(found, str):
