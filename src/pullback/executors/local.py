@@ -19,7 +19,7 @@ from pullback.executors.progress import Progress
 # The passes of the first chunks, whose memory is measured; below the first a chunk is not worth measuring.
 PROBES = (8, 16)
 # A chunk whose working set leaves the CPU's caches runs slower than two chunks that stay inside.
-CPU_WORKING_SET = 4 * 2**20
+CPU_WORKING_SET = 8 * 2**20
 SMALLEST_FAST_CHUNK = 16
 # So much memory is taken without asking whether it is free, where the user set no limit.
 SURELY_FREE = 64 * 2**20

@@ -17,7 +17,7 @@ from pullback.executors.local import Route, Run, first_line, routes
 from pullback.executors.memory import is_out_of_memory
 from pullback.jacobian import second
 from pullback.jacobian.passes import Passes
-from pullback.jacobian.verify import Disagreement, precise, random_vector
+from pullback.jacobian.verify import Disagreement, column_norms, precise, random_vector
 from pullback.plan import Plan, choose
 from pullback.strategies.base import STRATEGIES, Bid, Facts, Grid, Sink, Want, split_blocks
 from pullback.strategies.blocks import common_lead
@@ -369,7 +369,7 @@ def _seed_times_grid(seed: Sequence[Tensor], grid: Grid) -> Product:
         found.append(torch.stack(products).sum(0) if len(products) > 1 else products[0])
 
     def scale() -> list[Tensor]:
-        return [torch.stack([torch.linalg.vector_norm(block, dim=0) for block in each]).norm(dim=0) for each in columns]
+        return [torch.stack([column_norms(block) for block in each]).norm(dim=0) for each in columns]
 
     return found, scale
 

@@ -23,7 +23,7 @@ from pullback.executors.memory import chunk_ranges, is_out_of_memory
 from pullback.jacobian import second
 from pullback.jacobian.blame import blame
 from pullback.jacobian.recording import record
-from pullback.jacobian.verify import Disagreement, Verifier, inner, precise, random_vector
+from pullback.jacobian.verify import Disagreement, Verifier, column_norms, inner, precise, random_vector
 
 if TYPE_CHECKING:
     from pullback.outer.layers import Layers
@@ -308,8 +308,9 @@ class Passes:
         What a batch saves is overhead, which so few passes may not have, and torch.autograd's own batch has less of it.
         A time may have been taken at a bad moment, so ever more rarely one of the others is taken again.
         """
-        if side == "reverse" and isinstance(self.linearization, Recorded):
-            found.insert(1, Route("reverse, batched by torch.autograd", self.linearization.pull_stack, at_once=True))
+        first = self.verifier.recall(_seconds_of(total, found[0]))
+        if side == "reverse" and isinstance(self.linearization, Recorded) and first is not None:
+            found.append(Route("reverse, batched by torch.autograd", self.linearization.pull_stack, at_once=True))
         seconds = {way.name: self.verifier.recall(_seconds_of(total, way)) for way in found}
         turn = int(self.verifier.recall(f"turns of {total} {side} passes") or 0) + 1
         self.verifier.learn(f"turns of {total} {side} passes", turn)
@@ -467,7 +468,7 @@ class Passes:
         combined = _combine_seeds(weights, seeds, min(self.executor.most or COMBINED_SEEDS, COMBINED_SEEDS))
         return self.verifier.disagreement(
             [_combine(weights, part.detach()) for part in found],
-            lambda: [torch.linalg.vector_norm(_rows_of(part.detach()), dim=0) for part in found],
+            lambda: [column_norms(_rows_of(part.detach())) for part in found],
             self.verifier.plain(combined),
         )
 

@@ -34,6 +34,8 @@ LARGEST_NOISE = 0.05
 # Entries this much smaller than the largest are held to the largest one's error.
 RANGE = 1e-3
 
+# So many rows at a time stay inside the caches.
+NORM_ROWS = 64
 # What takes longer than so many seconds needs no warm-up to be timed.
 LONG = 2.0
 
@@ -229,6 +231,14 @@ def relative_error(found: Tensor, scale: Tensor, expected: Tensor, noise: float 
     floor = max(float(size[size.isfinite()].max()) * RANGE, noise, 1e-300)
     error: Tensor = ((found - expected).abs()[comparable] / size.clamp(min=floor)).max()
     return float(error)
+
+
+def column_norms(matrix: Tensor) -> Tensor:
+    """The norms of a matrix's columns: by sums over few rows at a time, far faster than a norm along a first axis."""
+    total = torch.zeros(matrix.shape[1], dtype=matrix.dtype.to_real(), device=matrix.device)
+    for start in range(0, len(matrix), NORM_ROWS):
+        total += matrix[start : start + NORM_ROWS].abs().square().sum(dim=0)
+    return total.sqrt()
 
 
 def precise(tensor: Tensor) -> Tensor:
