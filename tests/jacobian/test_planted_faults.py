@@ -536,7 +536,7 @@ def test_a_wrong_waist_is_caught(monkeypatch):
 
 @pytest.mark.parametrize("want", ["blocks", "dense by blocks"])
 def test_examples_that_mix_unnoticed_are_caught(monkeypatch, want):
-    module = importlib.import_module("pullback.jacobian.build")
+    module = importlib.import_module("pullback.jacobian.planning")
 
     def mixed(x):
         return (x - x.mean(0)) * x.exp()

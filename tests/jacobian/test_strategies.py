@@ -41,7 +41,7 @@ def test_equals_the_closed_form(scenario, strategy, memory):
 def test_a_bid_is_honest(scenario, strategy):
     """The strategy sends as many seeds as it bid passes, each in the space of its side."""
     J = pb.jacobian(scenario.f, *scenario.args)
-    from pullback.jacobian.build import facts_of
+    from pullback.jacobian.planning import facts_of
     from pullback.strategies.base import Bid
 
     facts = facts_of(J._passes, "matrix", holomorphic=False)

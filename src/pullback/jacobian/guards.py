@@ -55,13 +55,13 @@ class Guards:
         self._spec = pytree.tree_structure(self.args)
         self._leaves = [_described(leaf) for leaf in leaves]
         self._values = held_by(self.f).values
+        kinds = sorted({"cpu", *(tensor.device.type for tensor in self.inputs)})
+        self._kinds = [kind for kind in kinds if torch.amp.is_autocast_available(kind)]
         self._around = self._surroundings()
 
     def _surroundings(self) -> tuple[object, ...]:
         """What torch itself lets the numbers depend on: autocast and the default dtype."""
-        kinds = sorted({"cpu", *(tensor.device.type for tensor in self.inputs)})
-        able = [kind for kind in kinds if torch.amp.is_autocast_available(kind)]
-        cast = tuple((kind, torch.get_autocast_dtype(kind)) for kind in able if torch.is_autocast_enabled(kind))
+        cast = tuple((kind, torch.get_autocast_dtype(kind)) for kind in self._kinds if torch.is_autocast_enabled(kind))
         return torch.get_default_dtype(), cast
 
     @property
@@ -84,34 +84,41 @@ class Guards:
         Raises:
             GuardError: Something differs that was relied on.
         """
-        checks: list[tuple[bool, str]] = []
-        same = pytree.tree_structure(args) == self._spec
-        leaves = pytree.tree_leaves(args)
-        checks.append((same, f"{len(self.args)} argument{'s' * (len(self.args) != 1)} of the same structure"))
-        if same:
-            for k, (leaf, known) in enumerate(zip(leaves, self._leaves, strict=True)):
-                now = _described(leaf)
-                checks.append((_equal(now, known), f"argument {k}: {_words(known)}" + _got(now, known)))
+        leaves, spec = pytree.tree_flatten(args)
+        alike = spec == self._spec and self._surroundings() == self._around
+        if not alike or not all(map(_equal, map(_described, leaves), self._leaves)):
+            raise _refused(self._told(leaves, same=spec == self._spec))
+        held = held_by(self.f)
+        ids = {id(tensor) for tensor in held.tensors}
+        there = all(
+            place is not None or literal or id(tensor) in ids
+            for tensor, place, literal in zip(self.captured, self._places, self.literal, strict=True)
+        )
+        captured = tuple(
+            tensor if place is None else laid_like(leaves[place], tensor.shape, tensor.stride())
+            for tensor, place in zip(self.captured, self._places, strict=True)
+        )
+        # NumPy can write to a tensor's memory without torch counting it, so the numbers are compared.
+        constant = all(same_numbers(captured[k], known) for k, known in self._constants.items())
+        if not there or not constant:
+            raise _refused(
+                [
+                    *self._told(leaves, same=True),
+                    (there, "the tensors and parameters that the function holds are the same objects"),
+                    (constant, "tensors that were taken as constants have the same numbers"),
+                ]
+            )
+        return captured, not same_values(held.values, self._values)
+
+    def _told(self, leaves: Sequence[Any], *, same: bool) -> list[tuple[bool, str]]:
+        """What of the arguments and their surroundings is as it was, and what is not, in words."""
+        count = len(self.args)
+        checks = [(same, f"{count} argument{'s' * (count != 1)} of the same structure")]
+        for k, (leaf, known) in enumerate(zip(leaves, self._leaves, strict=True) if same else ()):
+            now = _described(leaf)
+            checks.append((_equal(now, known), f"argument {k}: {_words(known)}" + _got(now, known)))
         checks.append((self._surroundings() == self._around, "autocast and the default dtype are as they were"))
-        if all(fine for fine, _ in checks):
-            held = held_by(self.f)
-            ids = {id(tensor) for tensor in held.tensors}
-            there = all(
-                place is not None or literal or id(tensor) in ids
-                for tensor, place, literal in zip(self.captured, self._places, self.literal, strict=True)
-            )
-            checks.append((there, "the tensors and parameters that the function holds are the same objects"))
-            captured = tuple(
-                tensor if place is None else laid_like(leaves[place], tensor.shape, tensor.stride())
-                for tensor, place in zip(self.captured, self._places, strict=True)
-            )
-            # NumPy can write to a tensor's memory without torch counting it, so the numbers are compared.
-            constant = all(same_numbers(captured[k], known) for k, known in self._constants.items())
-            checks.append((constant, "tensors that were taken as constants have the same numbers"))
-            if there and constant:
-                changed = not same_values(held.values, self._values)
-                return captured, changed
-        raise _refused(checks)
+        return checks
 
     def accept_values(self) -> None:
         """The plain values that the function holds now are known to be right."""

@@ -21,9 +21,10 @@ from pullback.errors import StrategyError, ValueMismatch
 from pullback.executors.local import LocalExecutor
 from pullback.executors.memory import parse_bytes
 from pullback.jacobian import spectrum
-from pullback.jacobian.build import build, check_size, entries_of, plan_for
+from pullback.jacobian.build import build, check_size, entries_of
 from pullback.jacobian.operator import Operator
 from pullback.jacobian.passes import Passes
+from pullback.jacobian.planning import plan_for
 from pullback.jacobian.positions import positions_of, ranges_of
 from pullback.jacobian.preallocated import check_blocks, check_matrix, dense_grid, matrix_grid
 from pullback.jacobian.requirements import check_all_complex, check_all_live, check_cauchy_riemann

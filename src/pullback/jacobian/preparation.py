@@ -20,10 +20,12 @@ from pullback.data.pattern import Pattern
 from pullback.data.space import Space
 from pullback.errors import StrategyError, VerificationError, warn
 from pullback.executors.local import Route, first_line
-from pullback.jacobian.build import build, entries_of, facts_of, verify_result
+from pullback.jacobian.build import build, entries_of
 from pullback.jacobian.guards import Guards
 from pullback.jacobian.kernel import Kernel, Seeds, as_they_are, flattened
 from pullback.jacobian.passes import Passes
+from pullback.jacobian.planning import facts_of
+from pullback.jacobian.products import verify_result
 from pullback.jacobian.sparse import full_pattern
 from pullback.plan import Plan, choose
 from pullback.sparsity.structure import Structure
@@ -67,7 +69,6 @@ class Call:
 
     def grid(self, passes: Passes, into: Grid | None = None) -> tuple[Grid, Plan]:
         """A matrix for each live output and input, written where one says; and how they were made."""
-        facts, structure = facts_of(passes, "sparse", holomorphic=False), self.preparation.structure
         if not self.preparation.has_zeros:
             found, plan = self.preparation.evaluate("matrix", passes, self._admitted_for("matrix"))
             assert isinstance(found, list)
@@ -76,6 +77,7 @@ class Call:
             _copy(found, into)
             return into, plan
         values, plan = self.entries(passes)
+        facts, structure = facts_of(passes, "sparse", holomorphic=False), self.preparation.structure
         if into is None:
             return spread(facts, structure, values), plan
         spread_into(facts, structure, values, into)

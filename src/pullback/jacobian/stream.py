@@ -18,8 +18,9 @@ from pullback.data.problem import Side
 from pullback.data.space import Form, Space
 from pullback.errors import ArgumentError, MemoryLimitError, StrategyError, ValueMismatch
 from pullback.executors.memory import chunk_ranges, measured
-from pullback.jacobian.build import build, entries_of, facts_of, plan_for
+from pullback.jacobian.build import build, entries_of
 from pullback.jacobian.passes import Passes
+from pullback.jacobian.planning import facts_of, plan_for
 from pullback.jacobian.sparse import full_pattern
 from pullback.plan import UNTIMED, Plan
 from pullback.strategies.base import STRATEGIES, Bid, Facts, Refusal, answer_bytes, overlaps, split_blocks, unit_range
