@@ -168,3 +168,39 @@ def test_few_passes_run_the_faster_way_and_stay_right():
         torch.testing.assert_close(J.dense(), jacrev(f)(x))
         routes.add(J.plan().route)
     assert len(routes) == 3  # each was tried
+
+
+class Mixing(nn.Module):
+    """A layer whose examples mix where the first number is large: by the same operations, with other numbers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 5).double()
+
+    def forward(self, x):
+        y = self.layer(x).tanh()
+        return y + (x[0, 0] > 2).to(x.dtype) * y.mean(0)
+
+
+@pytest.mark.parametrize("what", ["gram", "row_norms", "diagonal"])
+def test_layers_of_examples_that_begin_to_mix(what):
+    net = Mixing()
+    calm = torch.rand(24, 6, dtype=torch.float64)
+    wild = calm.clone()
+    wild[0] = 3.0
+
+    def by_rows(x):
+        y = net(x).flatten()
+        rows = [torch.autograd.grad(part, list(net.parameters()), retain_graph=True) for part in y]
+        return torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+
+    for x in (calm, calm, wild, calm, wild):
+        J, want = pb.jacobian(net, x, wrt="parameters", strategy="outer"), by_rows(x)
+        if what == "gram":
+            found, expected = J.gram(), want @ want.T
+        elif what == "row_norms":
+            found, expected = J.row_norms(), want.norm(dim=1)
+        else:
+            found, expected = J.normal().diagonal(), want.square().sum(0)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)

@@ -9,7 +9,7 @@ views, in-place writes and ``out=`` need no rules of their own.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -359,6 +359,11 @@ def forget_seeded(program: Program) -> None:
         for view in step.results:
             if (view.storage, view.version) in seeded and view.tensor not in kept:
                 program.tensors.pop(view.tensor, None)
+
+
+def fingerprint(program: Program) -> Hashable:
+    """The operations and their results: two programs that agree in them have the same structure."""
+    return tuple((step.op, step.reads, step.results) for step in program.steps), program.seeds, program.answers
 
 
 def as_views(recorder: Recorder, tensors: Sequence[Tensor | None]) -> tuple[View | None, ...]:

@@ -149,6 +149,9 @@ def _made(passes: Passes, what: str, make: Callable[[Factors], T]) -> tuple[T, P
         try:
             return make(Factors(passes, layers, {}, plan)), plan
         except Wrong as wrong:
+            if passes.owners_known:  # examples mix here, perhaps
+                passes.forget_layers()
+                return _made(passes, what, make)
             text = f"{what} disagrees with a plain reverse pass {wrong}"
             passes.report(text, "rows", doubtful=wrong.disagreement.doubtful)
             return "what was made by layers disagrees with a plain reverse pass"
@@ -169,6 +172,9 @@ def _made(passes: Passes, what: str, make: Callable[[Factors], T]) -> tuple[T, P
         try:
             return make(Factors(passes, layers, way.parameters(answers), plan)), plan
         except Wrong as wrong:
+            if passes.owners_known:  # examples mix here, perhaps
+                passes.forget_layers()
+                return _made(passes, what, make)
             text = f"{what} by layers ({run.route.name}) disagrees with a plain reverse pass {wrong}"
             instead = ways[0].name if ways else "rows"
             passes.report(text, instead, doubtful=wrong.disagreement.doubtful, routes=[run.route])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pullback.autodiff.linearize import Linearization, Pass, Recorded, Tensors, batched
-from pullback.autodiff.program import Program
+from pullback.autodiff.program import Program, fingerprint
 from pullback.data.problem import Side
 from pullback.data.space import Space
 from pullback.errors import PullbackError, VerificationError, warn
@@ -34,6 +34,7 @@ TIMED_PASSES = 8
 # Under which name a structure is remembered.
 STRUCTURE = "structure"
 STAGES = "stages"
+OWNERS = "owners"
 # At most so many seeds are combined at once.
 COMBINED_SEEDS = 16
 # One tangent lets a small error pass by luck; two let it pass with the square of that chance.
@@ -52,6 +53,7 @@ class Passes:
         local: Whether a pattern need hold at this point only.
         free: The ids of other tensors whose numbers may differ where a pattern is to hold.
         notes: What was substituted.
+        owners_known: Whether the layers rest on what was proved at another point; what is made is verified.
     """
 
     linearization: Linearization
@@ -61,6 +63,7 @@ class Passes:
     local: bool = False
     free: frozenset[int] = frozenset()
     notes: list[str] = field(default_factory=list)
+    owners_known: bool = field(default=False, init=False)
     _forward: dict[str, Pass] | None = field(default=None, init=False)
     _withdrawn: set[str] = field(default_factory=set, init=False)
     _program: Program | str | None = field(default=None, init=False)
@@ -98,13 +101,18 @@ class Passes:
             self._layers = find_layers(self)
         return self._layers
 
+    def forget_layers(self) -> None:
+        """Rely no more on which example a position belonged to at another point."""
+        self.verifier.learn(OWNERS, None)
+        self._layers, self.owners_known = None, False
+
     def stages(self) -> Stages | str:
         """The two parts that a reverse pass is split into, found when first asked for; or why it is not.
 
         For a program of the same operations and shapes the split is that of before.
         """
         if self._stages is None:
-            from pullback.sparsity.stages import Stages, fingerprint, stages  # noqa: PLC0415  it needs SciPy
+            from pullback.sparsity.stages import Stages, stages  # noqa: PLC0415  it needs SciPy
 
             fused = isinstance(self.linearization, Recorded) and self.linearization.fused
             # A fused kernel has no batching rule, and many passes would run one by one inside of it.

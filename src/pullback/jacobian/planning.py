@@ -75,7 +75,7 @@ def remember(passes: Passes, plan: Plan, strategy: str, *, holomorphic: bool) ->
     """Remember a plan that worked, if its bids hold at other points too; what does not is verified there."""
     if plan.before or (plan.chosen == "blocks" and not passes.verifier.active):
         return
-    if plan.chosen in SAME_EVERYWHERE | FOUND_AGAIN or rests_on_memory(passes, plan):
+    if plan.chosen in SAME_EVERYWHERE | FOUND_AGAIN or _by_known_pattern(passes, plan):
         passes.verifier.learn(_plan_key(passes, plan.want, strategy, holomorphic), plan)
     elif plan.want == "matrix" and plan.chosen != "waist":
         passes.remember_structure()
@@ -85,10 +85,15 @@ def forget(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) -> N
     """Forget the plan and the structure that worked before, and do not here."""
     passes.verifier.learn(_plan_key(passes, want, strategy, holomorphic), None)
     passes.forget_structure()
+    passes.forget_layers()
 
 
 def rests_on_memory(passes: Passes, plan: Plan) -> bool:
-    """Whether a strategy rests on a structure that was found at another point."""
+    """Whether a strategy rests on what was found at another point."""
+    return (plan.chosen == "outer" and passes.owners_known) or _by_known_pattern(passes, plan)
+
+
+def _by_known_pattern(passes: Passes, plan: Plan) -> bool:
     return plan.want == "matrix" and passes.elsewhere and plan.chosen not in SAME_EVERYWHERE
 
 

@@ -8,7 +8,7 @@ rows. Only the second part takes one pass for each output.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -65,16 +65,6 @@ class Stages:
     def by_output(self) -> sp.csr_matrix:
         """The elements of the gate that each output reaches, ``(outputs, elements)``."""
         return self.inner.T.tocsr()
-
-    @cached_property
-    def fingerprint(self) -> Hashable:
-        """What another program must have to be split in the same way."""
-        return fingerprint(self.program)
-
-
-def fingerprint(program: Program) -> Hashable:
-    """The operations and the shapes of their results."""
-    return tuple((step.op, step.results) for step in program.steps), program.seeds, program.answers
 
 
 def stages(program: Program) -> Stages | str:
