@@ -587,8 +587,10 @@ class Jacobian(Operator):
         if len(shapes) != 1 or () in shapes:
             return None
         (examples,) = shapes.pop()
-        heights = [leaf.numel // max(examples, 1) for leaf in self.outputs.leaves]
-        return examples, heights, [leaf.numel // max(examples, 1) for leaf in self.inputs.leaves]
+        heights, widths = (
+            [math.prod(leaf.shape[1:]) for leaf in space.leaves] for space in (self.outputs, self.inputs)
+        )
+        return examples, heights, widths
 
     def _examples_of_rows(self) -> int | None:
         """The number of examples whose outputs depend on inputs that belong to none of them; None: there are none."""

@@ -279,14 +279,18 @@ class Preparation:
 
     def _facts(self, want: Want) -> Facts:
         """What the strategies are told about the point where it was prepared."""
-        return replace(facts_of(self._origin, want, holomorphic=False), recorded=True)
+        return replace(facts_of(self._origin, want, self._asked(want), holomorphic=False), recorded=True)
+
+    def _asked(self, want: Want) -> str:
+        """The strategy that was asked for, where it gives what is wanted."""
+        able = self._strategy == "auto" or want in STRATEGIES.all()[self._strategy].gives
+        return self._strategy if able else "auto"
 
     def _take(self, want: Want) -> Taken:
         """The plan and the way to what is wanted, as recorded."""
         lin, passes = self.like, self._origin
         facts = self._facts(want)
-        able = self._strategy == "auto" or want in STRATEGIES.all()[self._strategy].gives
-        plan = choose(facts, (lin.outputs.size, lin.inputs.size), self._strategy if able else "auto", passes.seconds)
+        plan = choose(facts, (lin.outputs.size, lin.inputs.size), self._asked(want), passes.seconds)
         for note in (*lin.notes, *passes.notes, *self.structure.notes):
             plan.note(note)
         in_chunks = want == "matrix" and plan.passes > ALL_AT_ONCE

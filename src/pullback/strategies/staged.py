@@ -23,6 +23,8 @@ from pullback.strategies.sender import Sender
 class Staged(Strategy):
     """``Jᵀ = A B``: B from a few colored passes to the gate, A from the gate to the inputs, run on the rows of B.
 
+    One more pass, without a seed, shows what the gate holds where no output reaches.
+
     The gate is a tensor that the whole reverse pass flows through, and each of its elements depends on few outputs: the
     last layers of a network keep tokens, pixels or examples apart.
     """
@@ -42,7 +44,7 @@ class Staged(Strategy):
         found = facts.stages()
         if isinstance(found, str):
             return Refusal(found)
-        first = found.coloring.count
+        first = found.coloring.count + 1  # the last seed is zero
         why = f"{first:,} passes to {found.gate.numel:,} elements that all flows through, then one for each output"
         share = (first * found.before + m * (1 - found.before)) / (first + m)
         halves: tuple[tuple[Side, int], ...] = (("reverse", first), ("reverse", m))
@@ -79,7 +81,8 @@ class Staged(Strategy):
             row = torch.repeat_interleave(torch.arange(stop - start), counts).to(device)
             color = torch.repeat_interleave(colors[start:stop], counts).to(device)
             here = element[int(starts[start]) : int(starts[stop])]
-            stack = torch.zeros((stop - start, gate.shape[1]), dtype=gate.dtype, device=device)
+            # Where an output does not reach, the gate is what it is without a seed: zero, for most reverse passes.
+            stack = gate[-1].repeat(stop - start, 1)
             stack[row, here] = gate[color, here]
             return (stack.reshape(stop - start, *found.gate.shape),)
 

@@ -35,6 +35,8 @@ class Waist(Compressed):
     def offer(self, facts: Facts, structure: Structure) -> Bid | Refusal:
         if facts.create_graph or facts.elsewhere():
             return Refusal("the program was recorded at another point, or must be differentiated again")
+        if facts.rows.dtype != facts.columns.dtype:
+            return Refusal("its ends are of different dtypes")
         found = structure.waist
         if found is None:
             return Refusal("no place of the program is narrower than both its ends")
