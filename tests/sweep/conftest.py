@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-IMPORT_A_DATABASE = {"test_operators.py", "test_modules.py"}
+IMPORT_A_DATABASE = {"test_operators.py", "test_modules.py", "test_forced.py", "test_forced_modules.py"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -101,3 +101,17 @@ MODULES_WHOSE_FORWARD_IS_WRONG = {
 }
 
 MODULES = MODULES_WHOSE_FORWARD_IS_WRONG | MODULES_WITHOUT_FORWARD | MODULES_UNDEFINED
+
+_NO_RULE = "an operation of its backward has no sparsity rule: every result is taken to depend on every operand"
+
+# Of strategies forced one by one, on the smallest sample or an arrangement of it: Pullback warns and takes another way.
+FORCED_WARNED: dict[str, str] = {
+    "_segment_reduce.lengths": _NO_RULE,
+    "as_strided_scatter": ROWS_ARE_WRONG["as_strided_scatter"],
+    "nn.functional.grid_sample": _NO_RULE,
+    "nn.functional.max_unpool1d": ROWS_ARE_WRONG["nn.functional.max_unpool1d"],
+    "scatter_reduce.prod": FORWARD_IS_WRONG["scatter_reduce.prod"],
+}
+
+# The same for modules.
+FORCED_MODULES_WARNED: dict[str, str] = {}

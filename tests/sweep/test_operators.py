@@ -7,11 +7,9 @@ A few samples of each operator; all of them, about 12,800, with
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +22,7 @@ from pullback.errors import ArgumentError
 from . import known
 from .examine import examine, only_pullback_warnings
 from .operators import MODE, Case, cases, operators
-from .oracle import Truth, difference, differences, fresh, truth_of
+from .oracle import Truth, difference, differences, flat, fresh, truth_of, truth_with_all_seeds
 
 pytestmark = pytest.mark.sweep
 
@@ -121,15 +119,8 @@ def _wrong_ways(case: Case, name: str) -> list[str]:
 def _truth(case: Case, name: str) -> Truth:
     """The oracle of a case; with zeros as the other outputs' seeds where torch needs them."""
     with only_pullback_warnings():
-        truth = truth_of(case.f, case.x)
-        if name in known.WRONG_WITHOUT_OTHER_SEEDS:
-            together = truth_of(lambda x: _flat(case.f(x)), case.x)
-            truth = dataclasses.replace(truth, real=together.real)
-    return truth
-
-
-def _flat(value: Any) -> Tensor:
-    return torch.cat([part.flatten() for part in pytree.tree_leaves(value) if isinstance(part, Tensor)])
+        known_to_need = name in known.WRONG_WITHOUT_OTHER_SEEDS
+        return (truth_with_all_seeds if known_to_need else truth_of)(case.f, case.x)
 
 
 def _batched_rows(case: Case) -> Tensor | None:
@@ -138,7 +129,7 @@ def _batched_rows(case: Case) -> Tensor | None:
     m = case.size[1]
     eye = torch.eye(m, dtype=torch.float64)
     try:
-        _, pull = torch.func.vjp(lambda x: _flat(case.f(x)), fresh(case.x))
+        _, pull = torch.func.vjp(lambda x: flat(case.f(x)), fresh(case.x))
         (rows,) = torch.func.vmap(pull)(torch.cat([eye, 2 * eye, 3 * eye]))
     except RuntimeError:
         return None
@@ -157,7 +148,7 @@ def _columns(case: Case) -> Tensor | None:
         tangent = tuple(part.reshape(like.shape) for part, like in zip(parts, x, strict=True))
         torch.manual_seed(0)
         try:
-            columns.append(torch.func.jvp(lambda x: _flat(case.f(x)), (x,), (tangent,))[1])
+            columns.append(torch.func.jvp(lambda x: flat(case.f(x)), (x,), (tangent,))[1])
         except RuntimeError:
             return None
     return torch.stack(columns, dim=1)
