@@ -331,3 +331,13 @@ def test_errors():
         pb.hessian(rosenbrock, x, strategy="waist").sparse()
     with pytest.raises(ValueMismatch):
         pb.hessian(rosenbrock, x, strategy="magic")
+
+
+def test_an_input_that_a_gradient_does_not_depend_on():
+    """Then the part of the Hessian that is no zero is not square."""
+    a, b = torch.rand(4, dtype=torch.float64) * 5, torch.rand(4, dtype=torch.float64) + 0.5
+    assert pb.hessian(lambda x: x[0].fmod(x[1]).sum(), (a, b)).sparse().to_dense().count_nonzero() == 0
+    H = pb.hessian(lambda x: x[0].fmod(x[1]).sum() + x[1].prod(), (a, b))
+    want = H.matrix()
+    torch.testing.assert_close(H.sparse().to_dense(), want)
+    torch.testing.assert_close(want[4:, 4:], torch.autograd.functional.hessian(torch.prod, b))

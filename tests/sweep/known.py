@@ -107,8 +107,12 @@ _NO_RULE = "an operation of its backward has no sparsity rule: every result is t
 # Of strategies forced one by one, on the smallest sample or an arrangement of it: Pullback warns and takes another way.
 FORCED_WARNED: dict[str, str] = {
     "_segment_reduce.lengths": _NO_RULE,
+    "_segment_reduce.offsets": _NO_RULE,
     "as_strided_scatter": ROWS_ARE_WRONG["as_strided_scatter"],
+    "cholesky_inverse": FORWARD_IS_WRONG["cholesky_inverse"],
+    "grid_sampler_2d": _NO_RULE,
     "nn.functional.grid_sample": _NO_RULE,
+    "nn.functional.linear_cross_entropy.chunked": FORWARD_IS_WRONG["nn.functional.linear_cross_entropy.chunked"],
     "nn.functional.max_unpool1d": ROWS_ARE_WRONG["nn.functional.max_unpool1d"],
     "scatter_reduce.prod": FORWARD_IS_WRONG["scatter_reduce.prod"],
 }

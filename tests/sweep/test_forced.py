@@ -30,8 +30,8 @@ DEALS = 5
 # How often each strategy builds each kind of result in a deal of about 108 operators, at least.
 AT_LEAST = 2
 # One in so many operators is prepared; in each half of them these strategies build something.
-SPARSER = 5
-PREPARED = {"bidirectional", "blocks", "colored-columns", "colored-rows", "columns", "factored", "rows"}
+SPARSER = 8
+PREPARED = {"bidirectional", "blocks", "colored-columns", "colored-rows", "factored"}
 # The strategies that an arrangement was made for.
 SUITS = {
     "examples": ("blocks", "factored"),

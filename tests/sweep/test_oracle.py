@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 import pullback as pb
+from pullback.errors import StrategyError
+from pullback.strategies.colored_rows import ColoredRows
 
 from .examine import examine
+from .forced import Tally, force, kinds
 from .oracle import RTOL, difference, differences, truth_of
 
 DTYPES = sorted(RTOL, key=str)
@@ -89,3 +92,55 @@ def test_a_draw_too_many_is_seen() -> None:
     truth = truth_of(lambda x: x * torch.rand(()), x)
     found = examine(lambda x: x * torch.rand(()) + 0 * torch.rand(()), x, truth)
     assert any("generator" in problem for problem in found.problems)
+
+
+def _forced() -> Tally:
+    """A small function by every strategy."""
+    x = 1 + torch.rand(8, 2, dtype=torch.float64)
+
+    def f(x: Tensor) -> Tensor:
+        return x.sin() * x.sum(1, keepdim=True)
+
+    tally = Tally()
+    force("f", lambda strategy: pb.jacobian(f, x, strategy=strategy), truth_of(f, x), tally, kinds())
+    return tally
+
+
+def test_forced_strategies_are_counted() -> None:
+    tally = _forced()
+    assert not tally.problems
+    assert not tally.warned
+    assert {("blocks", "blocks"), ("colored-rows", "sparse"), ("rows", "matrix")} <= set(tally.built)
+    assert ("star", "matrix") in tally.fewer_than(1)
+    assert tally.refused["star"] == 2
+
+
+@pytest.mark.parametrize("method", ["matrix", "blocks", "sparse"])
+def test_a_fault_of_a_forced_strategy_is_seen(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that is a little off, one that is missing, and an error that is no refusal."""
+    original = getattr(pb.Jacobian, method)
+    monkeypatch.setattr(pb.Jacobian, method, lambda self: original(self) * (1 + 1e-6))
+    assert any("entries wrong" in problem for problem in _forced().problems)
+
+    def broken(self: pb.Jacobian) -> Tensor:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(pb.Jacobian, method, broken)
+    assert any("out of order" in problem for problem in _forced().problems)
+
+    def refused(self: pb.Jacobian) -> Tensor:
+        raise StrategyError("no", got="no reason at all", fix="none")
+
+    monkeypatch.setattr(pb.Jacobian, method, refused)
+    tally = _forced()
+    assert not any(want == method for _, want in tally.built)
+    assert method != "matrix" or "f, matrix by rows: refused" in tally.problems
+
+
+def test_a_wrong_recovery_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pullback warns and takes another way, which is right: the warning is what is seen, and nothing was built."""
+    original = ColoredRows.entries
+    monkeypatch.setattr(ColoredRows, "entries", lambda self, *args: original(self, *args) * 1.5)
+    tally = _forced()
+    assert "f, matrix by colored-rows" in tally.warned
+    assert ("colored-rows", "matrix") not in tally.built

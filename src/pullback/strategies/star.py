@@ -23,7 +23,7 @@ class Star(Compressed):
     def offer(self, facts: Facts, structure: Structure) -> Bid | Refusal:
         if not facts.symmetric:
             return Refusal("not known to be symmetric: pb.hessian is")
-        if (structure.pattern != structure.pattern.T).nnz:
+        if structure.shape[0] != structure.shape[1] or (structure.pattern != structure.pattern.T).nnz:
             return Refusal("the pattern found is not symmetric")
         why = "at least two, unless the matrix is diagonal"
         return Bid("reverse", min(2, structure.row_bound), answer_bytes(facts.columns, 2), why, firm=False)
