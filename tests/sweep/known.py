@@ -19,7 +19,6 @@ NO_FORWARD = {
     "nn.functional.multi_margin_loss": "no forward formula; the derivative of its backward is not implemented",
     "nn.functional.multilabel_margin_loss": "no forward formula; the derivative of its backward is not implemented",
     "nn.functional.pdist": "no forward formula; the derivative of _pdist_backward is not implemented",
-    "nn.functional.scaled_dot_product_attention": "the fused kernel: no forward formula, no double backward",
 }
 
 # The forward formula disagrees with the reverse pass: Pullback warns and takes another way.
@@ -69,7 +68,6 @@ SPARSE_INPUT = {
 WARNED = FORWARD_IS_WRONG | BATCHING_IS_WRONG | ROWS_ARE_WRONG | NOISE | UNDEFINED
 LISTED = WARNED | NO_FORWARD | WRONG_WITHOUT_OTHER_SEEDS | SPARSE_INPUT
 
-_FUSED = "its fused attention has no forward formula and no double backward"
 _NOT_IMPLEMENTED = "no forward formula; the derivative of its backward is not implemented"
 
 # Modules of which strategy="columns" is refused.
@@ -78,12 +76,6 @@ MODULES_WITHOUT_FORWARD = {
     "nn.LinearCrossEntropyLoss": NO_FORWARD["nn.functional.linear_cross_entropy.chunked_none"],
     "nn.MultiLabelMarginLoss": _NOT_IMPLEMENTED,
     "nn.MultiMarginLoss": _NOT_IMPLEMENTED,
-    "nn.Transformer": _FUSED,
-    "nn.TransformerDecoderLayer": _FUSED,
-    "nn.TransformerEncoder.eval": _FUSED,
-    "nn.TransformerEncoder.train": _FUSED,
-    "nn.TransformerEncoderLayer.eval": _FUSED,
-    "nn.TransformerEncoderLayer.train": _FUSED,
 }
 
 # Modules that the database calls where they are not defined: Pullback warns where the value is NaN.

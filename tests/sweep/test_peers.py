@@ -138,9 +138,9 @@ def test_multihead_attention(training: bool) -> None:
     agrees(pb.jacobian(f, x).dense(), torch.func.jacrev(f)(x))
 
 
-def test_fused_attention_has_no_forward_pass_and_is_right_all_the_same() -> None:
+def test_fused_attention_has_no_forward_pass_of_its_own_and_is_right_all_the_same() -> None:
     q, k, v = randn(1, 2, 3, 4), randn(1, 2, 3, 4), randn(1, 2, 3, 4)
-    check(lambda x: F.scaled_dot_product_attention(*x), (q, k, v), forward=False)
+    check(lambda x: F.scaled_dot_product_attention(*x), (q, k, v))
     J = pb.jacobian(F.scaled_dot_product_attention, q, k, v, wrt=(0, 1, 2))
     agrees(J.dense(), torch.autograd.functional.jacobian(F.scaled_dot_product_attention, (q, k, v)))
 
@@ -166,7 +166,7 @@ def transformer() -> nn.TransformerEncoder:
 
 
 def test_transformer_encoder() -> None:
-    module_checks(transformer(), randn(2, 3, 4), forward=False)
+    module_checks(transformer(), randn(2, 3, 4))
 
 
 def test_a_module_called_twice() -> None:

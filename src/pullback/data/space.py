@@ -230,7 +230,7 @@ class Space:
                 end = min(indices.stop, leaf.offset + leaf.numel)
                 if begin < end:
                     across = slice(begin - leaf.offset, end - leaf.offset)
-                    ones[begin - indices.start : end - indices.start, across].fill_diagonal_(1)
+                    ones[begin - indices.start : end - indices.start, across].diagonal().fill_(1)
                 continue
             inside = (indices >= leaf.offset) & (indices < leaf.offset + leaf.numel)
             rows = inside.nonzero().flatten()

@@ -133,7 +133,8 @@ class LocalExecutor:
             report.route = way
             report.chunks = []
             try:
-                rest = ways[index + 1] if alone and alone > WORTH_SWITCHING and index + 1 < len(ways) else None
+                by_one = next((other for other in ways[index + 1 :] if not other.at_once), None)
+                rest = by_one if way.at_once and alone and alone > WORTH_SWITCHING else None
                 return self._run_way(
                     way, seeds, total, answer, report, in_place=in_place, rest=rest, alone=alone, into=into
                 ), report
