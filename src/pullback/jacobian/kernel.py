@@ -36,11 +36,13 @@ class Kernel:
         captured: The tensors that the program found outside when it was recorded.
         run: ``(points, captured) -> results``.
         name: How it runs, for the plan.
+        at_once: Whether all passes run at once.
     """
 
     captured: Tensors
     run: Values
     name: str
+    at_once: bool
 
     @classmethod
     def of(
@@ -85,12 +87,8 @@ class Kernel:
 
         outside = tuple(tensor for sender in senders for tensor in sender.graph.captured)
         in_chunks = any(0 < chunk < total for total, _, _ in seeds)
-        return cls(outside, run, f"recorded program, {chunk} passes at a time" if in_chunks else "recorded program")
-
-    @property
-    def at_once(self) -> bool:
-        """Whether all passes run at once."""
-        return self.name == "recorded program"
+        name = f"recorded program, {chunk} passes at a time" if in_chunks else "recorded program"
+        return cls(outside, run, name, at_once=not in_chunks)
 
     def compiled(self, points: Sequence[Tensor]) -> Kernel:
         """The kernel as one function compiled by torch.compile."""
@@ -99,7 +97,7 @@ class Kernel:
         with torch.no_grad(), TRACING:
             flat = make_fx(self.run)(list(points), list(self.captured))
         function = torch.compile(flat, dynamic=False, fullgraph=True)
-        return Kernel(self.captured, function, f"{self.name}, compiled")
+        return Kernel(self.captured, function, f"{self.name}, compiled", self.at_once)
 
     def __call__(self, points: Sequence[Tensor], captured: Sequence[Tensor]) -> Tensors:
         kind = points[0].device.type if points else "cpu"

@@ -250,9 +250,7 @@ class Preparation:
 
     def _build(self, want: Want, passes: Passes, strategy: str = "") -> tuple[Grid | Tensor | None, Plan]:
         """Call the function itself."""
-        name = strategy or self._strategy
-        able = name == "auto" or want in STRATEGIES.all()[name].gives
-        built, plan = build(passes, want, name if able else "auto", holomorphic=False)
+        built, plan = build(passes, want, strategy or self._asked(want), holomorphic=False)
         return (entries_of(built, passes.linearization.inputs) if want == "sparse" else built), plan
 
     def _build_with_care(self, want: Want, taken: Taken, passes: Passes) -> tuple[Grid | Tensor | None, Plan]:
