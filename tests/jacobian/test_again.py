@@ -6,16 +6,9 @@ from torch import nn
 from torch.func import jacrev
 
 import pullback as pb
+from tests.jacobian.plain import reference
 
 N = 600  # enough passes for the zeros to be looked for
-
-
-def reference(f, x):
-    """Row by row, by plain reverse passes."""
-    x = x.detach().requires_grad_()
-    y = f(x)
-    rows = [torch.autograd.grad(part, x, retain_graph=True, allow_unused=True)[0] for part in y.flatten()]
-    return torch.stack([torch.zeros_like(x) if row is None else row for row in rows]).reshape(y.shape + x.shape)
 
 
 def neighbours(x):

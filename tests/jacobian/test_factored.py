@@ -6,18 +6,11 @@ from torch import nn
 
 import pullback as pb
 from tests.conftest import DEVICE
+from tests.jacobian.plain import by_rows
 
 
 def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE)
-
-
-def by_rows(f, x):
-    """J by plain reverse passes, one for each output."""
-    x = x.detach().clone().requires_grad_()
-    y = f(x).flatten()
-    rows = [torch.autograd.grad(each, x, retain_graph=True, allow_unused=True)[0] for each in y]
-    return torch.stack([torch.zeros_like(x) if row is None else row for row in rows]).reshape(len(y), -1)
 
 
 SEGMENTS = torch.tensor([0, 2, 2, 5, 1, 0, 3, 3, 3, 4], device=DEVICE)

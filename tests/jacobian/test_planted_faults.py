@@ -16,6 +16,7 @@ import pullback as pb
 from pullback.data.coloring import Coloring, SymmetricColoring
 from pullback.errors import PullbackError, PullbackWarning, StrategyError, VerificationError
 from pullback.sparsity.call import RULES
+from tests.jacobian.faults import square_with
 
 
 def where_second(out, change):
@@ -255,30 +256,10 @@ REFUSED = {"another shape", "an error"}
 
 def with_forward_fault(fault):
     """Two outputs of two neighbors each, whose middle has a wrong ``jvp``."""
-
-    class Square(torch.autograd.Function):
-        generate_vmap_rule = True
-
-        @staticmethod
-        def forward(x):
-            return x**2
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            ctx.save_for_backward(*inputs)
-            ctx.save_for_forward(*inputs)
-
-        @staticmethod
-        def backward(ctx, g):
-            return 2 * ctx.saved_tensors[0] * g
-
-        @staticmethod
-        def jvp(ctx, tangent):
-            (x,) = ctx.saved_tensors
-            return fault(2 * x * tangent, x)
+    square = square_with(lambda x, t: fault(2 * x * t, x))
 
     def f(x):
-        y = Square.apply(x).sin()
+        y = square(x).sin()
         return torch.cat([y * y.roll(1), y])
 
     return f

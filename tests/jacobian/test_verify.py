@@ -8,6 +8,7 @@ import torch
 import pullback as pb
 from pullback.errors import PullbackWarning, VerificationError
 from pullback.jacobian.verify import relative_error, tolerance_of
+from tests.jacobian.faults import square_with
 
 X = torch.linspace(0.3, 1.7, 12, dtype=torch.float64)
 
@@ -74,30 +75,8 @@ def with_batching_fault(fault):
 
 def with_forward_fault(fault):
     """The right function, whose jvp is wrong."""
-
-    class Square(torch.autograd.Function):
-        generate_vmap_rule = True
-
-        @staticmethod
-        def forward(x):
-            return x**2
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            ctx.save_for_backward(*inputs)
-            ctx.save_for_forward(*inputs)
-
-        @staticmethod
-        def backward(ctx, g):
-            (x,) = ctx.saved_tensors
-            return 2 * x * g
-
-        @staticmethod
-        def jvp(ctx, t):
-            (x,) = ctx.saved_tensors
-            return fault(2 * x * t)
-
-    return lambda x: Square.apply(x).sin()
+    square = square_with(lambda x, t: fault(2 * x * t))
+    return lambda x: square(x).sin()
 
 
 FORWARD_FAULTS = {

@@ -98,7 +98,7 @@ def test_has_aux_agrees_with_torch_func() -> None:
 # --- modules -----------------------------------------------------------------------------------------------------
 
 
-def module_checks(module: nn.Module, *args: Any, forward: bool = True, parameters: bool = True) -> None:
+def module_checks(module: nn.Module, *args: Any, parameters: bool = True) -> None:
     """By the first argument and by the parameters: against the oracle, and against torch.func's jacrev."""
     leaf = args[0].detach().requires_grad_()
     torch.manual_seed(0)
@@ -111,7 +111,7 @@ def module_checks(module: nn.Module, *args: Any, forward: bool = True, parameter
         truths.append(truth_of_graph(module(*args), list(module.parameters())))
         ways.append(lambda strategy: pb.jacobian(module, *args, wrt="parameters", strategy=strategy))
     for make, expected in zip(ways, truths, strict=True):
-        _sound(examine_call(make, expected, args), forward=forward)
+        _sound(examine_call(make, expected, args))
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
