@@ -13,10 +13,10 @@ WANTED := pyproject.toml constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench clean python
+.PHONY: help demo test lint bench browser clean python
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) PIP_ARGS= PYTEST_ARGS= DEMO_ARGS= BENCH_ARGS="
 
 demo: $(VENV)/.demo ## Jacobians of a small network on scikit-learn's handwritten digits
@@ -29,6 +29,10 @@ lint: $(VENV)/.lint ## style, types, and which floor imports which
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+browser: ## Chromium, in which the pages are tested; without it those tests are skipped
+	@command -v chromium >/dev/null || { \
+	  echo "Installing Debian's chromium (needs root)."; apt-get update -q && apt-get install -y -q chromium; }
 
 bench: $(VENV)/.bench ## the benchmarks
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -15,8 +15,11 @@ from benchmarks import (
     chart,
     dense,
     dense_peers,
+    graph_models,
+    graphs,
     import_time,
     memory,
+    record_cost,
     report,
     sparse,
     sparse_dense,
@@ -32,8 +35,12 @@ ROOT = Path(__file__).parents[1]
 FULL, OTHER = Path(__file__).with_name("results.json"), ROOT / "out" / "benchmarks.json"
 CHART = ROOT / "docs" / "benchmarks.png"
 SPARSE = tuple(problem.key for problem in suite(quick=True))
-PARTS = ("import_time", "backward_overhead", "dense", "sparse", "memory")
-OVERHEAD = {"import_time": import_time.main, "backward_overhead": backward_overhead.main}
+PARTS = ("import_time", "backward_overhead", "record_cost", "dense", "sparse", "graphs", "memory")
+OVERHEAD = {
+    "import_time": import_time.main,
+    "backward_overhead": backward_overhead.main,
+    "record_cost": record_cost.main,
+}
 
 
 class Run:
@@ -48,12 +55,14 @@ class Run:
     def __init__(self, only: tuple[str, ...], screen: Console, *, quick: bool) -> None:
         self.only = set(only) | ({*dense.keys()} if "dense" in only else set())
         self.only |= {*SPARSE, "waist"} if "sparse" in only else set()
+        self.only |= {*graph_models.KEYS} if "graphs" in only else set()
         self.quick = quick
         self.screen = screen
         self.peer, said = Peer.find()
         screen.print(said, report.missing(), sep="\n", highlight=False)
         self.targets: list[targets.Target] = []
         self.record: dict[str, Any] = {"about": report.about(self.peer, quick=quick), "dense": [], "sparse": []}
+        self.record["graphs"] = []
 
     def wants(self, *names: str) -> bool:
         """Whether one of these is to be run."""
@@ -68,6 +77,7 @@ class Run:
         with one_thread(), self._saying() as say:
             self._dense(say)
             self._sparse(say)
+            self._graphs(say)
             self._memory(say)
         self.record["about"]["complete"] = True
 
@@ -115,6 +125,17 @@ class Run:
                 self.screen.print(report.table_of(record[-1:], sparse.PREPARED))
                 self.targets.append(sparse_dense.target(record[-1]))
 
+    def _graphs(self, say: Callable[[str], None]) -> None:
+        if not self.wants(*graph_models.KEYS):
+            return
+        record = self.record["graphs"]
+        for drawn in graph_models.suite(quick=self.quick):
+            if self.wants(drawn.key):
+                say(f"drawing the graph of the {drawn.title}")
+                graphs.run(drawn, record, quick=self.quick)
+        self.screen.print(*graphs.tables(record), sep="\n")
+        self.targets += graphs.targets(record)
+
     def _memory(self, say: Callable[[str], None]) -> None:
         """Peak memory under a limit, each case in processes of its own; that takes minutes."""
         if "memory" in self.only or not (self.only or self.quick):
@@ -137,7 +158,7 @@ class Run:
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice([*PARTS, *dense.keys(), *SPARSE, "waist"]),
+    type=click.Choice([*PARTS, *dense.keys(), *SPARSE, "waist", *graph_models.KEYS]),
     help="A part, or one problem of it; may be repeated.",
 )
 @click.option(

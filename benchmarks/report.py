@@ -20,7 +20,7 @@ from benchmarks.targets import Entry, Target, way
 from benchmarks.timing import verdict
 
 SCHEMA = 1
-LIBRARIES = ("torchjd", "backpack-for-pytorch", "asdfghjkl", "numba")
+LIBRARIES = ("torchjd", "backpack-for-pytorch", "asdfghjkl", "numba", "torchviz", "torchview")
 
 
 def about(peer: Peer | None, *, quick: bool) -> dict[str, Any]:
@@ -167,6 +167,7 @@ def summary(targets: list[Target], *, quick: bool) -> Table:
 
 def missing() -> str:
     """The peers that are not installed, in a line."""
-    modules = {"TorchJD": "torchjd", "BackPACK": "backpack", "ASDL": "asdl"}
+    modules = {"TorchJD": "torchjd", "BackPACK": "backpack", "ASDL": "asdl",
+               "torchviz": "torchviz", "torchview": "torchview"}  # fmt: skip
     names = [name for name, module in modules.items() if importlib.util.find_spec(module) is None]
     return f"Not installed, and so not measured: {', '.join(names)}" if names else ""

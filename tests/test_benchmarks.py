@@ -7,18 +7,20 @@ import json
 import os
 import platform
 import re
+from io import StringIO
 from pathlib import Path
 
 import benchmarks.__main__ as program
 import numpy as np
 import pytest
 import torch
-from benchmarks import chart, dense, measure, readme, report, targets
+from benchmarks import chart, dense, graphs, measure, readme, report, targets
 from benchmarks.dense_ours import CALLED, COMPILED, PREPARED, UNCHECKED
 from benchmarks.dense_problems import PROBLEMS, reference
 from benchmarks.jax_peer import VARIABLE, Peer
 from benchmarks.timing import turns
 from click.testing import CliRunner
+from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
 QUICK = {problem.key: problem for problem in PROBLEMS}
@@ -266,6 +268,38 @@ def test_a_quick_run_from_end_to_end(name, part, peer, tmp_path, monkeypatch):
     assert {each["what"].split(":")[0] for each in record["targets"]} >= {"E" if name == "E" else "Broyden 10,000"}
     if importlib.util.find_spec("matplotlib"):
         assert path.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_graphs_are_drawn_by_everyone(tmp_path, monkeypatch):
+    _no_jax(monkeypatch)
+    path = tmp_path / "found.json"
+    asked = ["--quick", "--only", "graph-mlp", "--only", "graph-transformer", "--json", str(path)]
+    run = CliRunner().invoke(program.main, asked, catch_exceptions=False)
+    assert run.exit_code == 0, run.output
+    record = report.read(path)
+    assert [entry["key"] for entry in record["graphs"]] == ["graph-mlp", "graph-transformer"]
+    for entry in record["graphs"]:
+        by_name = {each["name"]: each for each in entry["ways"]}
+        assert by_name.keys() >= {graphs.DOT, graphs.HTML}
+        assert all(each["status"] == "right" and each["turns"] and each["bytes"] for each in entry["ways"])
+        first = entry["key"] == "graph-mlp"  # of which it is told what is shown
+        assert set(by_name[graphs.HTML]["shows"]) == (set(graphs.SIGNS) if first else set())
+        assert ("shapes of results" in by_name[graphs.DOT]["shows"]) == first
+    (target,) = (each for each in record["targets"] if each["what"].startswith("graph of the transformer"))
+    assert (target["measured"] is None) == (graphs.VIZ not in by_name)
+
+
+def test_a_graph_that_a_contestant_cannot_draw_is_told():
+    def deep():
+        raise RecursionError("maximum recursion depth exceeded")
+
+    told = graphs.first_turn(graphs.VIZ, deep, "graph-lstm")
+    assert (told["status"], told["min"]) == ("raises", None)
+    assert told["why"] == "RecursionError: maximum recursion depth exceeded"
+    entry = {"key": "graph-lstm", "title": "LSTM", "nodes": 3, "ways": [told]}
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(*graphs.tables([entry]))
+    assert "RecursionError" in console.export_text()
 
 
 def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch):

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
+from pullback.autodiff.deep import free_gently
+
 Edge = tuple[Node, int]
 
 
@@ -29,6 +31,8 @@ def reached(outputs: Iterable[Tensor], wanted: Sequence[Tensor]) -> list[bool]:
             continue
         visited.add(node)
         stack.extend((child, index) for child, index in node.next_functions if child is not None)
+    if not stack:
+        free_gently(visited)
     return [targets.get(index) in found for index in range(len(wanted))]
 
 
@@ -43,6 +47,7 @@ def nodes(outputs: Iterable[Tensor]) -> Iterator[Node]:
             if child is not None and child not in visited:
                 visited.add(child)
                 stack.append(child)
+    free_gently(visited)
 
 
 def edge_of(tensor: Tensor) -> Edge:

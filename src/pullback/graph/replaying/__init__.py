@@ -1,0 +1,1 @@
+"""A seed sent back through a graph, and what every node received and passed on."""

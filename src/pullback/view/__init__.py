@@ -1,0 +1,1 @@
+"""Pictures of plain values: what is drawn knows nothing of autograd, and how it is drawn nothing of what it means."""
