@@ -543,9 +543,9 @@ for step in range(16):
 def test_results_of_a_notebook():
     with watch_graphs(every=1) as w:
         code = compile(NOTEBOOK, "<ipython-input-1>", "exec")
-        exec(code, {"__name__": "__main__", "In": [], "Out": {}, "net": model(), "loss_of": loss_of})
+        exec(code, {"__name__": "cells", "In": [], "Out": {}, "net": model(), "loss_of": loss_of})
     leak = only(w)
-    assert leak.holder == "the global variable `Out` of __main__"
+    assert leak.holder == "the global variable `Out` of cells"
     assert leak.kept_at == ()  # the source is nowhere
     assert leak.fix == "Out.clear(), and end the cell's last line with a semicolon"
 

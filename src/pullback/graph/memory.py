@@ -112,6 +112,8 @@ class Memory:
                     here.add(saved.storage)
                 if node.index not in inside or made not in inside:
                     stays.add(saved.storage)
+        if not here:
+            return 0  # then checkpointing keeps nothing either
         entering = {
             base
             for node in self._nodes
