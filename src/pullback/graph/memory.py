@@ -13,11 +13,30 @@ from pullback.errors import ValueMismatch
 from pullback.graph.values import Edge, Facts, Node, Storage
 
 OUTSIDE = "(outside modules)"
-VIEWS = frozenset({
-    "Alias", "AsStrided", "Detach", "Diagonal", "Expand", "Permute", "ReshapeAlias", "Select", "Slice",
-    "Split", "Squeeze", "T", "Transpose", "Unbind", "UnsafeSplit", "UnsafeView", "Unsqueeze", "View",
-    "ViewAsComplex", "ViewAsReal",
-})
+VIEWS = frozenset(
+    {
+        "Alias",
+        "AsStrided",
+        "Detach",
+        "Diagonal",
+        "Expand",
+        "Permute",
+        "ReshapeAlias",
+        "Select",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "T",
+        "Transpose",
+        "Unbind",
+        "UnsafeSplit",
+        "UnsafeView",
+        "Unsqueeze",
+        "View",
+        "ViewAsComplex",
+        "ViewAsReal",
+    }
+)
 _RESULTS = ("result", "output")  # what torch calls a node's own results among what it keeps; they have no producer
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _MOST_ROWS = 12

@@ -48,7 +48,7 @@ def calls_of(
         children: For each node the nodes that made what it was given; producers come before users.
         arities: How many arguments each node had, with those that need no gradient.
         origins: What was recorded of each node.
-        leaf_names: The names of leaves by node.
+        leaf_names: The names of leaves that tell their module, by node: of parameters, and any with dots.
         names: The names of modules.
     """
     users: list[list[int]] = [[] for _ in children]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _WIDTH = 120
 _MOST_PARTS = 40  # of one branch
 _MOST_LINES = 300
+_DEEPEST = 16  # levels that leave room for words beside them
 _MOST_OPERATIONS = 12  # in one line
 
 
@@ -54,10 +55,13 @@ class _Writer:
         self.lines = 0
 
     def write(self, root: Branch, tree: Tree) -> None:
-        stack: list[tuple[Branch, Tree, Place | None]] = [(root, tree, None)]
+        stack: list[tuple[Branch, Tree, Place | None, int]] = [(root, tree, None, 0)]
         while stack:
-            branch, at, told = stack.pop()
-            inner: list[tuple[Branch, Tree, Place | None]] = []
+            branch, at, told, depth = stack.pop()
+            if depth == _DEEPEST:
+                at.add(_styled("… deeper; graph.html(path) shows all", ""))
+                continue
+            inner: list[tuple[Branch, Tree, Place | None, int]] = []
             parts = list(self._parts(branch))
             for part in parts[:_MOST_PARTS]:
                 if self.lines >= _MOST_LINES:
@@ -69,12 +73,12 @@ class _Writer:
                     continue
                 only = list(self._parts(part))
                 if len(only) == 1 and isinstance(only[0], list) and not part.times:
-                    about = f"{part.detail}: " if part.detail else ""
+                    about = f"{detail}: " if (detail := _detail(part)) else ""
                     at.add(_styled(f"{part.label}  ", "bold", about + self._line(only[0], told)))
                 else:
                     place = self._place(part)
                     new = place if place != told else None
-                    inner.append((part, at.add(self._branch(part, new)), place or told))
+                    inner.append((part, at.add(self._branch(part, new)), place or told, depth + 1))
             if len(parts) > _MOST_PARTS:
                 at.add(_styled(f"… {len(parts) - _MOST_PARTS} more", ""))
             stack.extend(reversed(inner))
@@ -103,7 +107,7 @@ class _Writer:
     def _branch(self, branch: Branch, place: Place | None) -> Text:
         inside = sum(self.nodes[index].sequence is not None for index in branch.nodes())
         kept = sum(self.kept.get(index, 0) for index in branch.nodes())
-        facts = [branch.detail, _many(inside, "node"), f"keeps {human(kept)}" if kept else ""]
+        facts = [_detail(branch), _many(inside, "node"), f"keeps {human(kept)}" if kept else ""]
         return _styled(f"{branch.label}  ", "bold", " · ".join(filter(None, facts)) + _written(place))
 
     def _line(self, nodes: Sequence[Node], told: Place | None) -> str:
@@ -121,6 +125,11 @@ class _Writer:
             f"keeps {human(kept)}" if kept else "",
         ]
         return f"{shown}  {' · '.join(filter(None, facts))}" + _written(last.place if last.place != told else None)
+
+
+def _detail(branch: Branch) -> str:
+    """The class of a module, unless it is also what the module is called."""
+    return "" if branch.detail == branch.label else branch.detail
 
 
 def _lines(nodes: Sequence[Node]) -> Iterator[list[Node]]:

@@ -56,8 +56,9 @@ def walk(outputs: Sequence[tuple[str, Tensor]], names: Names) -> Walk:
     free_gently(order)
     arguments = [node.next_functions for node in order]
     children = [[index_of[child] for child, _ in given if child is not None] for given in arguments]
+    counted = [-1 if number is None else number for number in sequences]
     origins = [
-        None if number is None or any(number <= (sequences[child] or 0) for child in given) else origin_of(number)
+        None if number is None or any(number <= counted[child] for child in given) else origin_of(number)
         for number, given in zip(sequences, children, strict=True)
     ]  # a number not above those of its producers is of another thread's count
     modules.learn(names, origins)
@@ -66,7 +67,12 @@ def walk(outputs: Sequence[tuple[str, Tensor]], names: Names) -> Walk:
     reader = _Reader(names, index_of)
     for index, leaf in leaves:
         reader.own(leaf, leaf_names.get(index, "an unnamed input"))
-    calls = modules.calls_of(children, [len(given) for given in arguments], origins, leaf_names, names)
+    of_modules = {
+        index: name
+        for index, leaf in leaves
+        if (name := leaf_names.get(index)) and ("." in name or id(leaf) in names.parameters)
+    }
+    calls = modules.calls_of(children, [len(given) for given in arguments], origins, of_modules, names)
     nodes = tuple(map(reader.read, order, arguments, sequences, calls, origins))
     edges = tuple(
         Edge(index_of[child], number, index, argument)
