@@ -487,3 +487,24 @@ def test_an_unknown_language_is_refused():
         page(Picture("p", (), (Box("a", "a", "", "operation"),), (), ()), language="fr")
     assert caught.value.got == "'fr'"
     assert 'language="en"' in caught.value.fix
+
+
+def test_two_fingers_pinch(show):
+    shown = show(small(), has_touch=True)
+    stage = shown.locator("#stage").bounding_box()
+    x, y = stage["x"] + 200, stage["y"] + 200
+    touch = shown.context.new_cdp_session(shown)
+
+    def scale():
+        return shown.evaluate("document.getElementById('world').transform.baseVal.consolidate().matrix.a")
+
+    def fingers(kind, apart):
+        points = [] if apart is None else [{"x": x - apart, "y": y, "id": 0}, {"x": x + apart, "y": y, "id": 1}]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    before = scale()
+    fingers("touchStart", 40)
+    for apart in range(44, 81, 4):
+        fingers("touchMove", apart)
+    fingers("touchEnd", None)
+    assert scale() == pytest.approx(2 * before, rel=0.15)
