@@ -139,7 +139,8 @@ class _Painter(_Outline):
             ("freed", "by an earlier backward pass" if node.freed else ""),
             *(("found here", text) for text in self.births.get(node.index, ())),
         ]
-        source = Source(*node.place, node.place.text) if node.place else None
+        place = node.place
+        source = Source(place.path, place.line, place.function, place.text) if place else None
         saved = [
             (each.name, str(each.facts), human(storage.bytes), storage.owner or "")
             for each in node.saved

@@ -9,6 +9,7 @@ walks them the other way.
 from __future__ import annotations
 
 import linecache
+import os
 from typing import Literal, NamedTuple
 
 import torch
@@ -40,8 +41,14 @@ class Place(NamedTuple):
         """The line as it is written, without its indentation; empty where the file cannot be read."""
         return linecache.getline(self.file, self.line).strip()
 
+    @property
+    def path(self) -> str:
+        """The file as seen from the current directory if it is in it, and otherwise in full."""
+        here = os.path.join(os.getcwd(), "")  # noqa: PTH109, PTH118 - a page asks this for each of its nodes
+        return self.file.removeprefix(here)
+
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.path}:{self.line}"
 
 
 class ModuleCall(NamedTuple):
