@@ -219,14 +219,16 @@ def test_bytes_by_dtype(dtype):
 class Around(nn.Module):
     """A model in one part of which checkpointing is switched on."""
 
-    def __init__(self, before, part, after):
+    def __init__(self, before, part, after, times=1):
         super().__init__()
-        self.before, self.part, self.after = before, part, after
+        self.before, self.part, self.after, self.times = before, part, after, times
 
     def forward(self, x, is_checkpointed):
         h = self.before(x)
         part = partial(checkpoint, self.part, **HOW) if is_checkpointed else self.part
-        return self.after(part(h)).sum()
+        for _ in range(self.times):
+            h = part(h)
+        return self.after(h).sum()
 
 
 class Residual(nn.Module):
@@ -305,6 +307,15 @@ CHECKPOINTED = {
     ),
     "dropout": (lambda: Around(linear(), nn.Sequential(nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH)), linear()), FLAT),
     "in place": (lambda: Around(linear(), nn.Sequential(linear(), nn.ReLU(inplace=True)), linear()), FLAT),
+    "after a norm": (
+        lambda: Around(nn.Sequential(linear(), nn.LayerNorm(WIDTH)), Apply(lambda h: (h + 1).sin().exp()), linear()),
+        FLAT,
+    ),
+    "called three times": (lambda: Around(linear(), perceptron(), linear(), times=3), FLAT),
+    "called three times, keeps its result": (
+        lambda: Around(linear(), nn.Sequential(perceptron(), nn.Tanh()), nn.Identity(), times=3),
+        FLAT,
+    ),
     "several layers": (
         lambda: Around(perceptron(), nn.Sequential(*[Residual(perceptron()) for _ in range(3)]), perceptron()),
         FLAT,

@@ -180,7 +180,7 @@ def test_modules_of_a_dict_and_a_list():
     y = second(first(torch.ones(1, 2)).tanh())
     assert set(paths(pb.graph(y, {"encode": first, "decode": second}))) == {("encode",), (), ("decode",)}
     assert set(paths(pb.graph(y, [first, second]))) == {("[0]",), (), ("[1]",)}
-    assert set(paths(pb.graph(y, {"a.b": [first, {"c": second}]}))) == {("['a.b'][0]",), (), ("['a.b'][1]['c']",)}
+    assert set(paths(pb.graph(y, {"a.b": [first, {"c": second}]}))) == {("a.b[0]",), (), ("a.b[1]['c']",)}
     _held = first, second
     del first, second
     assert set(paths(pb.graph(y))) == {()}

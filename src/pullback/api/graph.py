@@ -39,8 +39,8 @@ def graph(outputs: Any, names: Any = None) -> Graph:
     >>> import torch, pullback as pb
     >>> x = torch.ones(3, requires_grad=True)
     >>> print(pb.graph((x.exp() * 2).sum()))
-    output () float32 · 3 nodes, 1 leaf · keeps 16 B
-    └── Exp, Mul, Sum  → () float32 · uses x · keeps 16 B
+    output () float32 · 3 nodes, 1 leaf · keeps 20 B
+    └── Exp, Mul, Sum  → () float32 · uses x · keeps 20 B
     """
     assigned = [(name, output) for output, _, name in assign(outputs, None)]
     carrying = [(name, output) for name, output in assigned if output.requires_grad]

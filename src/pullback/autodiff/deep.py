@@ -21,14 +21,15 @@ def free_gently(nodes: Collection[Node]) -> None:
     """Let each thousandth node of a chain hold the thousand before it, which it keeps alive anyway.
 
     A list lets go of its last element first, so that those a node holds are freed one after another, users before
-    producers. Nothing lives longer for it, and no cycle arises: a node holds its own ancestors only.
+    producers. Nothing lives longer for it, and no cycle arises: a node holds its own ancestors only. Those that were
+    seen are enough: torch frees the others in its loop.
     """
     if len(nodes) <= SAFE:
         return
     depth: dict[Node, int] = {}
     deepest: dict[Node, Node | None] = {}
     for node in _producers_first(nodes):
-        children = [child for child, _ in node.next_functions if child is not None]
+        children = [child for child, _ in node.next_functions if child in depth]
         deepest[node] = max(children, key=depth.__getitem__, default=None)
         depth[node] = 1 + max((depth[child] for child in children), default=-1)
     for node, length in depth.items():
@@ -46,8 +47,9 @@ def _producers_first(nodes: Collection[Node]) -> list[Node]:
     """The nodes, those that made something before those that used it; iterative."""
     waits: dict[Node, int] = {}
     users: dict[Node, list[Node]] = {}
+    seen = set(nodes)
     for node in nodes:
-        children = {child for child, _ in node.next_functions if child is not None}
+        children = seen.intersection(child for child, _ in node.next_functions)
         waits[node] = len(children)
         for child in children:
             users.setdefault(child, []).append(node)

@@ -31,8 +31,7 @@ def reached(outputs: Iterable[Tensor], wanted: Sequence[Tensor]) -> list[bool]:
             continue
         visited.add(node)
         stack.extend((child, index) for child, index in node.next_functions if child is not None)
-    if not stack:
-        free_gently(visited)
+    free_gently(visited)
     return [targets.get(index) in found for index in range(len(wanted))]
 
 
@@ -40,14 +39,16 @@ def nodes(outputs: Iterable[Tensor]) -> Iterator[Node]:
     """Every node that a backward pass from the outputs could visit."""
     stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
     visited = set(stack)
-    while stack:
-        node = stack.pop()
-        yield node
-        for child, _ in node.next_functions:
-            if child is not None and child not in visited:
-                visited.add(child)
-                stack.append(child)
-    free_gently(visited)
+    try:
+        while stack:
+            node = stack.pop()
+            yield node
+            for child, _ in node.next_functions:
+                if child is not None and child not in visited:
+                    visited.add(child)
+                    stack.append(child)
+    finally:  # also where who asks stops early
+        free_gently(visited)
 
 
 def edge_of(tensor: Tensor) -> Edge:

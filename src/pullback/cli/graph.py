@@ -18,7 +18,12 @@ from pullback.graph.graph import Graph
 @click.command()
 @click.argument("target")
 @click.option("--input", "shapes", multiple=True, metavar="SHAPE", help="An input by shape, such as 8,3 or 8:int64.")
-@click.option("--inputs", "file", type=click.Path(path_type=Path), help="Inputs from the arrays of an .npz file.")
+@click.option(
+    "--inputs",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Inputs from the arrays of an .npz file.",
+)
 @click.option("--seed", default="ones", show_default=True, help="The seed to replay: ones, mean or a number.")
 @click.option("--replay", "show_replay", is_flag=True, help="Print the backward pass, node by node.")
 @click.option("--memory", "show_memory", is_flag=True, help="Print what the graph keeps in memory.")
@@ -49,6 +54,8 @@ def graph(
     pullback graph train.py:loss
     pullback graph model.py:Net --input 8,3,32,32 --html graph.html
     """
+    if shapes and file:
+        raise click.UsageError("give inputs by --input or by --inputs, not by both")
     inputs = [parse_input(shape) for shape in shapes] or (read_inputs(file) if file else [])
     made = _made(load(target), inputs)
     weight = _seed(seed)
@@ -56,7 +63,10 @@ def graph(
     console = Console()
     try:
         if not asked:
-            console.print(made)
+            if console.is_terminal:
+                console.print(made)
+            else:
+                click.echo(made)
         if show_memory:
             click.echo(made.memory())
         if show_replay:

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ class Target:
         known = {name: value for name, value in vars(self.module).items() if isinstance(value, Tensor | nn.Module)}
         thing = self.thing
         if inspect.isclass(thing) and issubclass(thing, nn.Module):
+            _check_made(thing, self.name)
             thing = thing()
         if isinstance(thing, nn.Module):
             known = {self.name.rpartition(".")[2]: thing, **known}
@@ -89,25 +91,38 @@ def read_inputs(path: Path) -> list[Tensor]:
     Raises:
         click.BadParameter: It is no such file.
     """
+    if not zipfile.is_zipfile(path):
+        raise click.BadParameter(f"{path} is not an .npz file of arrays")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return [torch.from_numpy(arrays[name].copy()) for name in arrays.files]
-    except (ValueError, OSError, AttributeError) as error:
+    except (ValueError, TypeError, OSError, AttributeError) as error:
         raise click.BadParameter(f"{path} is not an .npz file of arrays: {error}") from error
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise click.BadParameter(f"there is no file {path}")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    folder, name = path.resolve().parent, path.stem
+    while (folder / "__init__.py").is_file():  # a part of a package is imported as one, for its relative imports
+        folder, name = folder.parent, f"{folder.name}.{name}"
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return importlib.import_module(name) if "." in name else _executed(name, path)
+
+
+def _executed(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
+    known = sys.modules.setdefault(name, module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        if known is module:
+            del sys.modules[name]
+        raise
     return module
 
 
@@ -120,6 +135,15 @@ def _from_name(name: str) -> ModuleType:
         if error.name is None or not name.startswith(error.name):
             raise
         raise click.BadParameter(f"there is no module {name!r}; a file is named with its ending .py") from error
+
+
+def _check_made(kind: type, name: str) -> None:
+    try:
+        inspect.signature(kind).bind()
+    except TypeError as error:
+        raise click.UsageError(
+            f"{name} cannot be made without arguments: {error}. Name a function that makes and calls it"
+        ) from error
 
 
 def _check_fits(function: Callable[..., Any], name: str, inputs: Sequence[Tensor]) -> None:

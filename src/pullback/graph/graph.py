@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pullback.autodiff.seeds import assign, cotangent
-from pullback.errors import GraphError, ValueMismatch
+from pullback.errors import GraphError, StrategyError, ValueMismatch
 from pullback.graph.groups import Branch, grouped
 from pullback.graph.memory import Memory
 from pullback.graph.picture import outline_of, picture_of
@@ -174,9 +174,12 @@ class Graph:
     def __rich__(self) -> Tree:
         return as_tree(self)
 
-    def _repr_html_(self) -> str:
-        """The graph in a notebook: the page in a frame of its own."""
-        framed = page(self.picture(seed=None)).replace("&", "&amp;").replace('"', "&quot;")
+    def _repr_html_(self) -> str | None:
+        """The graph in a notebook: the page in a frame of its own, or None, for the text, where it cannot be laid out."""
+        try:
+            framed = page(self.picture(seed=None)).replace("&", "&amp;").replace('"', "&quot;")
+        except StrategyError:
+            return None
         return f'<iframe srcdoc="{framed}" style="width:100%;height:600px;border:0" title="autograd graph"></iframe>'
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pullback.errors import ValueMismatch
-from pullback.graph.values import Edge, Facts, Node, Storage
+from pullback.graph.values import Edge, Facts, ModuleCall, Node, Saved, Storage
 
 OUTSIDE = "(outside modules)"
 VIEWS = frozenset(
@@ -118,33 +118,35 @@ class Memory:
         Raises:
             ValueMismatch: There is no module of this name.
         """
-        inside = self._inside(module, "checkpointed")
+        call_of = self._inside(module, "checkpointed")
         stays = {number for number, storage in enumerate(self._storages) if storage.owner is not None}
-        kept_results = set()
-        here = set()
+        here: set[int] = set()
+        storage_of: dict[int, int] = {}
         for node in self._nodes:
+            call = call_of.get(node.index)
             for saved in node.saved:
                 made = self._base(node.index if saved.producer is None else saved.producer)
-                if saved.producer is not None or saved.name.startswith(_RESULTS):
-                    kept_results.add(made)
-                if node.index in inside:
+                if saved.producer is not None or _is_result(saved, node):
+                    storage_of[made] = saved.storage
+                if call is not None:
                     here.add(saved.storage)
-                if node.index not in inside or made not in inside:
+                if call is None or call_of.get(made) != call:
                     stays.add(saved.storage)
         if not here:
             return 0  # then checkpointing keeps nothing either
         entering = {
             base
-            for node in self._nodes
-            if node.index in inside
-            for producer in self._producers[node.index]
-            if (base := self._base(producer)) not in inside and self._nodes[base].sequence is not None
+            for index, call in call_of.items()
+            for producer in self._producers[index]
+            if call_of.get(base := self._base(producer)) != call and self._nodes[base].sequence is not None
         }
-        new = sum(size_of(self._nodes[base].produces[0]) for base in entering - kept_results)
+        stays |= {storage_of[base] for base in entering if base in storage_of}
+        new = sum(size_of(self._nodes[base].produces[0]) for base in entering if base not in storage_of)
         return sum(self._storages[number].bytes for number in here - stays) - new
 
-    def _inside(self, module: str, asked: str) -> set[int]:
-        inside = {node.index for node in self._nodes if any(call.name == module for call in node.calls)}
+    def _inside(self, module: str, asked: str) -> dict[int, ModuleCall]:
+        """The nodes inside a module, each with the outermost call of it."""
+        inside = {node.index: call for node in self._nodes for call in reversed(node.calls) if call.name == module}
         if not inside:
             known = list(dict.fromkeys(call.name for node in self._nodes for call in node.calls))
             raise ValueMismatch(
@@ -205,6 +207,11 @@ class Memory:
         return "\n\n".join(parts)
 
     __repr__ = __str__
+
+
+def _is_result(saved: Saved, node: Node) -> bool:
+    """Whether what a node keeps is what it made, and not a mask or a factor beside it; that has no producer either."""
+    return saved.name.startswith(_RESULTS) and saved.facts == node.produces[0]
 
 
 def size_of(facts: Facts) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType, MappingProxyType
@@ -16,6 +17,7 @@ from pullback.graph.frames import variables
 from pullback.graph.saved import pieces
 
 _CONTAINERS = (dict, MappingProxyType, list, tuple)
+_FIRST_KEY = re.compile(r"^\['([^'\]\[\\]+)'\]")
 _MOST_LOOKED_AT = 10_000
 _DEEPEST = 100
 
@@ -125,7 +127,5 @@ def _steps(container: Any) -> Iterator[tuple[str, Any]]:
 
 
 def bare(path: str) -> str:
-    """The name in ``['w']``, and other paths as they are."""
-    if path.startswith("['") and path.endswith("']") and path.count("[") == 1:
-        return path[2:-2]
-    return path
+    """``w[0]`` for the path ``['w'][0]``, and other paths as they are."""
+    return _FIRST_KEY.sub(r"\1", path)

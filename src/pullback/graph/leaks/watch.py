@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, Self
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from pullback.errors import ValueMismatch
+from pullback.graph.engine import forget, listen
 from pullback.graph.leaks.growth import Growth
 from pullback.graph.leaks.holders import Held, Holder, Search, keeper_of, lost_tensors, user_frames, user_modules
 from pullback.graph.leaks.keeps import hook_places, keeps_of
@@ -158,15 +159,13 @@ class GraphWatch:
         self._recording.__enter__()
         self._began = time.perf_counter()
         self._thread()
-        _watches.append(self)
-        _install()
+        listen(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _watches.remove(self)
-        _uninstall()
+        forget(self)
         self._look(sys._getframe(1))
         self._recording.__exit__(kind, error, trace)
 
@@ -183,9 +182,14 @@ class GraphWatch:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {many(len(self.leaks), 'leak')}>"
 
-    def _after_backward(self, frame: FrameType) -> None:
-        self.passes += 1
-        self._tick(frame)
+    def begins(self, roots: Sequence[Any], seeds: Sequence[Any], frame: FrameType) -> None:
+        """Nothing is looked at before a pass."""
+
+    def ended(self, frame: FrameType, *, failed: bool) -> None:
+        """A backward pass has ended: look at what it left, if a look is due."""
+        if not failed:
+            self.passes += 1
+            self._tick(frame)
 
     def _tick(self, frame: FrameType) -> None:
         thread = self._thread()
@@ -355,41 +359,6 @@ def watch_graphs(every: int | None = None) -> GraphWatch:
         no graph accumulates (... samples over 20 backward passes)
     """
     return GraphWatch(every)
-
-
-_watches: list[GraphWatch] = []
-_installed: list[Callable[..., Any]] = []
-_install_lock = threading.Lock()
-
-
-def _install() -> None:
-    """Hear of backward passes: torch calls its engine by a name in two modules."""
-    with _install_lock:
-        if not _installed:
-            original = torch.autograd.graph._engine_run_backward
-            _installed.append(original)
-            heard = _hearing(original)
-            torch.autograd.graph._engine_run_backward = heard
-            torch.autograd._engine_run_backward = heard  # type: ignore[attr-defined]
-
-
-def _uninstall() -> None:
-    with _install_lock:
-        if not _watches and _installed:
-            original = _installed.pop()
-            torch.autograd.graph._engine_run_backward = original
-            torch.autograd._engine_run_backward = original  # type: ignore[attr-defined]
-
-
-def _hearing(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if torch._C._current_graph_task_id() == -1:  # not from inside another backward pass
-            for watch in list(_watches):
-                watch._after_backward(sys._getframe(1))
-        return result
-
-    return _engine_run_backward
 
 
 def _grouped(found: list[Held], boundary: int | None) -> dict[tuple[object, ...], _Seen]:
