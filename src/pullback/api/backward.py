@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pullback.autodiff.backward import accumulate, check_graph, gradients
-from pullback.autodiff.seeds import Seed, assign, cotangent
+from pullback.autodiff.seeds import Seed, Weights, assign, cotangent
 from pullback.errors import ArgumentError, GraphError
+from pullback.losses.descend import combined_backward
 
 # An error lists no more unused inputs than this.
 MOST_NAMED = 8
@@ -20,6 +21,7 @@ def backward(
     outputs: Any,
     seed: Seed = None,
     *,
+    combine: Any = None,
     inputs: Any = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
@@ -37,6 +39,14 @@ def backward(
             For several outputs: one seed each in the same structure, ``pb.seed.weights(name=...)`` for a dict,
             or a number, a name or a function that holds for each. None in a structure is, as in torch, the seed
             of an output of one element; ``0.0`` leaves an output out.
+        combine: How several losses make one gradient; they are scalars in a dict or sequence, or a vector, where each
+            element is a loss. Fixed weights, as seeds are given: ``pb.seed.weights(name=...)``, a dict, a sequence.
+            ``pb.combine.Uncertainty``, ``GradNorm`` or ``DynamicWeightAverage``: weights that are learned with the
+            model, or follow the losses. With these, every parameter gets ``Σ_k w_k ∇ℓ_k``. An aggregator of TorchJD,
+            such as ``UPGrad()``, or a function from the Gram matrix ``J Jᵀ`` of the losses' gradients, ``(m, m)``, to
+            m weights: parameters that two losses reach get the combination ``wᵀJ`` and are the columns of J;
+            one that a single loss reaches, as in the head of a task, gets that loss's own gradient (as by TorchJD's
+            ``mtl_backward``). Rows are found one loss at a time, by plain passes, and a hook on a tensor runs in each.
         inputs: Accumulate into these tensors only; a tensor, a structure of them, or an iterator such as
             ``model.parameters()``.
         retain_graph: Keep the graph for another pass; None: as ``create_graph``.
@@ -46,17 +56,33 @@ def backward(
         SeedError: The seed does not fit its output: shape, device, or a value that its dtype does not hold.
         GraphError: An output carries no graph, or its graph was freed.
         ArgumentError: An output, seed or input is of the wrong kind.
-        ValueMismatch: A weight's name is no output's, or an output has no weight.
+        ValueMismatch: A weight's name is no output's, or an output has no weight. With ``combine``: a loss is not a
+            single finite number, or weights are not one for each loss.
+        StrategyError: With ``combine``: the gradient cannot be kept differentiable, or as a hook demands.
 
-    Source: https://docs.pytorch.org/docs/stable/generated/torch.autograd.backward.html
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.autograd.backward.html; for ``combine``: Quinton,
+    Rey, "Jacobian Descent for Multi-Objective Optimization", arXiv:2406.16232; Sener, Koltun, "Multi-Task Learning as
+    Multi-Objective Optimization", NeurIPS 2018, algorithm 2 (shared and own parameters).
 
     >>> import torch, pullback as pb
     >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
     >>> pb.backward(x ** 2, torch.tensor([0.1, 0.9]))
     >>> x.grad
     tensor([0.2000, 3.6000])
+    >>> def equal_norms(gram):
+    ...     return 1 / gram.diagonal().sqrt()
+    >>> x.grad = None
+    >>> pb.backward({"fit": (x ** 2).sum(), "size": -x.sum()}, combine=equal_norms)
+    >>> x.grad
+    tensor([-0.2599,  0.1873])
     """
     named = None if inputs is None else _named(_gathered(inputs))
+    if combine is not None:
+        _check_alone(combine, seed)
+        if not isinstance(combine, Weights | Mapping | Sequence | Tensor | int | float):
+            combined_backward(outputs, combine, named, retain_graph=retain_graph, create_graph=create_graph)
+            return
+        seed = combine
     tensors, weights = _resolve(outputs, seed, named)
     into = None if named is None else list(named.values())
     accumulate(tensors, weights, into, retain_graph=retain_graph, create_graph=create_graph)
@@ -131,6 +157,16 @@ def _fits(output: Any, seed: Any) -> bool:
         and seed.device == output.device
         and seed.layout == output.layout
     )
+
+
+def _check_alone(combine: Any, seed: Any) -> None:
+    """Refuse a seed beside a way to combine: both say what the losses weigh."""
+    if seed is not None:
+        raise ArgumentError(
+            "a seed and combine= both weigh the losses",
+            got=f"seed {type(seed).__name__}, combine {type(combine).__name__}",
+            fix="one of them; or multiply the losses by what the seed says",
+        )
 
 
 def _gathered(inputs: Any) -> Any:

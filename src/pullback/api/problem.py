@@ -55,7 +55,7 @@ def _by_arguments(f: Callable[..., Any], args: tuple[Any, ...], wrt: Any, has_au
             got=f"wrt={wrt!r}",
             fix="wrt=0, or a tuple such as wrt=(0, 1)",
         )
-    names = _argument_names(f, len(args))
+    names = argument_names(f, len(args))
     if single:
         tree = args[indices[0]]
         space = Space.of(tree, name=names[indices[0]])
@@ -130,7 +130,7 @@ def _argument_index(index: Any, count: int) -> int:
     return index % count
 
 
-def _argument_names(f: Any, count: int) -> list[str]:
+def argument_names(f: Any, count: int) -> list[str]:
     """What f calls its arguments, where Python can tell."""
     names = [f"argument {index}" for index in range(count)]
     function = f.forward if isinstance(f, nn.Module) else f

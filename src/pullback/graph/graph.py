@@ -175,7 +175,7 @@ class Graph:
         return as_tree(self)
 
     def _repr_html_(self) -> str | None:
-        """The graph in a notebook: the page in a frame of its own, or None, for the text, where it cannot be laid out."""
+        """The graph in a notebook: the page in a frame of its own; None, for the text, where it cannot be laid out."""
         try:
             framed = page(self.picture(seed=None)).replace("&", "&amp;").replace('"', "&quot;")
         except StrategyError:
