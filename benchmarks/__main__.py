@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +14,15 @@ from rich.console import Console
 from benchmarks import (
     backward_overhead,
     chart,
+    check,
     dense,
     dense_peers,
     graph_models,
     graphs,
     import_time,
+    losses,
     memory,
+    precision_cost,
     record_cost,
     report,
     sparse,
@@ -35,11 +39,23 @@ ROOT = Path(__file__).parents[1]
 FULL, OTHER = Path(__file__).with_name("results.json"), ROOT / "out" / "benchmarks.json"
 CHART = ROOT / "docs" / "benchmarks.png"
 SPARSE = tuple(problem.key for problem in suite(quick=True))
-PARTS = ("import_time", "backward_overhead", "record_cost", "dense", "sparse", "graphs", "memory")
+PARTS = (
+    "import_time",
+    "backward_overhead",
+    "record_cost",
+    "precision_cost",
+    "dense",
+    "sparse",
+    "graphs",
+    "losses",
+    "memory",
+)
 OVERHEAD = {
     "import_time": import_time.main,
     "backward_overhead": backward_overhead.main,
     "record_cost": record_cost.main,
+    "check": check.main,
+    "precision_cost": precision_cost.main,
 }
 
 
@@ -56,13 +72,14 @@ class Run:
         self.only = set(only) | ({*dense.keys()} if "dense" in only else set())
         self.only |= {*SPARSE, "waist"} if "sparse" in only else set()
         self.only |= {*graph_models.KEYS} if "graphs" in only else set()
+        self.only |= {*losses.KEYS} if "losses" in only else set()
         self.quick = quick
         self.screen = screen
         self.peer, said = Peer.find()
         screen.print(said, report.missing(), sep="\n", highlight=False)
         self.targets: list[targets.Target] = []
         self.record: dict[str, Any] = {"about": report.about(self.peer, quick=quick), "dense": [], "sparse": []}
-        self.record["graphs"] = []
+        self.record |= {"graphs": [], "losses": []}
 
     def wants(self, *names: str) -> bool:
         """Whether one of these is to be run."""
@@ -78,6 +95,7 @@ class Run:
             self._dense(say)
             self._sparse(say)
             self._graphs(say)
+            self._losses(say)
             self._memory(say)
         self.record["about"]["complete"] = True
 
@@ -136,6 +154,19 @@ class Run:
         self.screen.print(*graphs.tables(record), sep="\n")
         self.targets += graphs.targets(record)
 
+    def _losses(self, say: Callable[[str], None]) -> None:
+        wanted = [key for key in losses.KEYS if self.wants(key)]
+        if not wanted or not losses.INSTALLED:
+            return
+        record = self.record["losses"]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")  # TorchJD's batched attention
+            for key in wanted:
+                say(f"combining the losses of {key}")
+                losses.run(key, record, quick=self.quick)
+        self.screen.print(losses.table(record))
+        self.targets += losses.targets(record)
+
     def _memory(self, say: Callable[[str], None]) -> None:
         """Peak memory under a limit, each case in processes of its own; that takes minutes."""
         if "memory" in self.only or not (self.only or self.quick):
@@ -158,7 +189,7 @@ class Run:
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice([*PARTS, *dense.keys(), *SPARSE, "waist", *graph_models.KEYS]),
+    type=click.Choice([*PARTS, *dense.keys(), *SPARSE, "waist", *graph_models.KEYS, *losses.KEYS]),
     help="A part, or one problem of it; may be repeated.",
 )
 @click.option(
