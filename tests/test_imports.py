@@ -57,7 +57,7 @@ def public_names():
     return {
         name
         for name, value in vars(pb).items()
-        if not name.startswith("_") and (not isinstance(value, types.ModuleType) or name in {"errors", "seed"})
+        if not name.startswith("_") and (not isinstance(value, types.ModuleType) or name in {"combine", "errors", "seed"})
     }
 
 

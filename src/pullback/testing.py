@@ -1,4 +1,4 @@
-"""Scenarios: functions whose Jacobians have a closed form, for tests of strategies, executors and your own code.
+"""For tests: an assertion that gradients are right, and functions whose Jacobians have a closed form.
 
 Every strategy in the registry is tested on every scenario that it bids for; a new one of either kind is tested at
 once.
@@ -12,6 +12,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from pullback.check.door import check
+
+
+def assert_gradients(f: Any, *inputs: Any, **options: Any) -> None:
+    """Assert that the derivatives of f are right at these inputs, as :func:`pullback.check` finds.
+
+    Args:
+        f: A function of tensors, an ``nn.Module``, or a subclass of ``torch.autograd.Function``.
+        *inputs: Its arguments.
+        **options: As for :func:`pullback.check`.
+
+    Raises:
+        AssertionError: They are not; its text is the report.
+
+    >>> assert_gradients(torch.sin, torch.linspace(0, 1, 5))
+    """
+    __tracebackhide__ = True
+    report = check(f, *inputs, **options)
+    if not report:
+        raise AssertionError(str(report))
 
 
 @dataclass(frozen=True)

@@ -201,8 +201,8 @@ def test_the_recorded_line_is_that_of_anomaly_detection(name):
         mine = [found for found in lines if Path(found[1]).is_relative_to(ROOT)]
         if mine and not is_leaf(node):
             place = graph.nodes[index].place
-                assert place is not None, node.name()
-                assert (place.file, str(place.line)) == (mine[-1][1], mine[-1][2]), node.name()
+            assert place is not None, node.name()
+            assert (place.file, str(place.line)) == (mine[-1][1], mine[-1][2]), node.name()
             compared += 1
     assert compared >= 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 import pullback
+from pullback.cli.check import check
 from pullback.cli.graph import graph
 
 
@@ -14,4 +15,5 @@ def main() -> None:
     """Jacobians and backward passes of PyTorch programs: look at them."""
 
 
+main.add_command(check)
 main.add_command(graph)
