@@ -9,8 +9,8 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
+import pullback as pb
 from benchmarks.timing import console, in_turns, one_thread
-from pullback.precision.watch import autocast_watch
 
 REPEATS, STEPS = 100, 10
 BUDGET, QUICK_BUDGET = 3.0, 0.1
@@ -62,7 +62,7 @@ def run(step: Step, every: int | None) -> None:
         for _ in range(STEPS):
             step()
         return
-    with autocast_watch(every=every) as w:
+    with pb.autocast_watch(every=every) as w:
         for _ in range(STEPS):
             step()
     assert not w.trouble

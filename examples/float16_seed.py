@@ -11,16 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pullback.precision.verb import precision
-from pullback.precision.watch import autocast_watch
+import pullback as pb
 
 torch.manual_seed(0)
 
 # The article's own example keeps all of its digits ...
 x = torch.tensor([1.0, 2.0], dtype=torch.float16)
-print(precision(lambda x: x**2, x, dtypes=[torch.float16]), "\n")
+print(pb.precision(lambda x: x**2, x, dtypes=[torch.float16]), "\n")
 # ... and with other seeds nothing, without a word from torch.
-print(precision(lambda x: x**2, x, seed=torch.tensor([1e5, 1e-8]), dtypes=[torch.float16]), "\n")
+print(pb.precision(lambda x: x**2, x, seed=torch.tensor([1e5, 1e-8]), dtypes=[torch.float16]), "\n")
 
 # A loss that is small, as one of many terms may be: most of its gradient is subnormal in float16.
 model = nn.Sequential(nn.Linear(20, 50), nn.Tanh(), nn.Linear(50, 1))
@@ -34,7 +33,7 @@ def loss(data: Tensor, target: Tensor) -> Tensor:
     return (out - target).square().mean() * 1e-5
 
 
-run = precision(loss, data, target, dtypes=[torch.float32])[torch.float32]
+run = pb.precision(loss, data, target, dtypes=[torch.float32])[torch.float32]
 print(run, "\n")
 
 # The same in a training step, with the advised scale.
@@ -43,7 +42,7 @@ assert run.scales.factor is not None
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for scale in (1.0, run.scales.factor):
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-    with autocast_watch(scaler) as w:
+    with pb.autocast_watch(scaler) as w:
         optimizer.zero_grad()
         scaler.scale(loss(data, target)).backward()
         scaler.step(optimizer)

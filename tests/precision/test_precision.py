@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pullback.errors import ArgumentError, GraphError, PullbackError, SeedError, ValueMismatch
+from pullback.precision import verb
 from pullback.precision.verb import precision
 from tests.precision.models import CNN, MLP, Transformer, error_by_hand, images, loss_of, sequences
 
@@ -192,7 +193,7 @@ def test_graphs_that_differ_are_told_by_the_pass_itself():
 
 
 def test_too_large_for_memory_is_told(monkeypatch):
-    monkeypatch.setattr("pullback.precision.verb.default_limit", lambda device: 8)
+    monkeypatch.setattr(verb, "default_limit", lambda device: 8)
     run = precision(lambda x: (x * 1e-9).sum(), torch.ones(3), dtypes=[F16])[F16]
     assert "the cotangents in float64 would not fit into memory: places are told without them" in run.notes
     assert run.told

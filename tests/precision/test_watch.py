@@ -11,6 +11,7 @@ from torch import nn
 
 from pullback.errors import ArgumentError, ValueMismatch
 from pullback.graph import engine
+from pullback.precision import looks, watch
 from pullback.precision.watch import autocast_watch
 from tests.precision.models import CNN, MLP, Transformer, images, loss_of, sequences
 
@@ -175,7 +176,7 @@ def test_no_hook_stays_on_a_graph_that_is_kept(monkeypatch):
         loss.backward(retain_graph=True)
     assert w.looks == 1
     looked = []
-    monkeypatch.setattr("pullback.precision.looks.look", looked.append)
+    monkeypatch.setattr(looks, "look", looked.append)
     loss.backward(retain_graph=True)
     assert looked == []
     with autocast_watch():
@@ -357,11 +358,11 @@ def test_trouble_never_reaches_the_user(monkeypatch):
 
     plain = copy.deepcopy(model)
     train(plain, scaler_of(1.0), BF16, steps=2)
-    for place in ("looks.walk", "looks.look", "watch.find"):
+    for place, name in ((looks, "walk"), (looks, "look"), (watch, "find")):
         twin = MLP()
         twin.load_state_dict(model.state_dict())
         with monkeypatch.context() as patch:
-            patch.setattr(f"pullback.precision.{place}", broken)
+            patch.setattr(place, name, broken)
             with autocast_watch() as w:
                 train(twin, scaler_of(1.0), BF16, steps=2)
         assert w.trouble == ("ZeroDivisionError: in the watch",) * 2
