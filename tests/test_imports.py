@@ -52,12 +52,15 @@ def test_what_is_heavy_waits_until_it_is_needed(new_modules, heavy):
     assert not [name for name in new_modules if name == heavy or name.startswith(heavy + ".")]
 
 
+MODULES = {"combine", "errors", "seed"}
+
+
 def public_names():
     """The names of the package that a reader would take for public: submodules only where they are promised."""
     return {
         name
         for name, value in vars(pb).items()
-        if not name.startswith("_") and (not isinstance(value, types.ModuleType) or name in {"combine", "errors", "seed"})
+        if not name.startswith("_") and (not isinstance(value, types.ModuleType) or name in MODULES)
     }
 
 

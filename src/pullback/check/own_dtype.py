@@ -40,9 +40,12 @@ def compare_dtypes(own: Function, exact: Function, generator: torch.Generator) -
         if bool((known & ~ours.isfinite()).any()):
             findings.append(_overflow(name, ours, point.dtype))
             continue
+        natural = float((u * exact.natural).norm()) / (float(exact.x[where].abs().mean()) or 1.0)
         size, apart = float(right[known].norm()), float((ours - right)[known].norm())
-        explained = kappa * (float(moved[where][known].nan_to_num(0, 0, 0).norm()) + eps * size)
-        lost = max(0.0, math.log10(apart / (eps * size))) if size and apart else 0.0
+        # What vanishes in exact arithmetic is the rounding error of terms of the natural size.
+        explained = kappa * (float(moved[where][known].nan_to_num(0, 0, 0).norm()) + eps * (size + natural))
+        unit = eps * max(size, natural)
+        lost = max(0.0, math.log10(apart / unit)) if unit and apart else 0.0
         worst = max(worst, lost)
         if apart > explained + torch.finfo(own.points[0].dtype).tiny * math.sqrt(ours.numel()):
             findings.append(_worse(name, lost, eps, apart, explained))

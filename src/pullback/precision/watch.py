@@ -218,7 +218,7 @@ class AutocastWatch:
     def _scale_lines(self) -> list[str]:
         if not self.looks:
             return []
-        scale = "no loss scale" if self.scale is None else f"loss scale {_power(self.scale)}"
+        scale = "working without a loss scale" if self.scale is None else f"loss scale {_power(self.scale)}"
         if not self._ranges:
             return [f"{scale}: no node is in low precision"]
         if self.headroom is None:
