@@ -81,7 +81,9 @@ class Differences:
         Args:
             natural: The natural size of each entry.
         """
-        step = self._top / FACTOR
+        # Of the steps in use the one next to ε^(1/3), at which a difference of second order is the most exact.
+        power = round((math.log2(self._top) - math.log2(self.roundoff) / 3) / math.log2(FACTOR))
+        step = self._top / FACTOR**power
         value = self._slope(step)
         error = value.abs().add_(natural).mul_(math.sqrt(self.roundoff))
         return _clean(value, error, f"differences, step {step:.1e} of each input")

@@ -259,6 +259,9 @@ def _devices(f: Any, inputs: tuple[Any, ...]) -> set[torch.device]:
 
 def _title(f: Any) -> str:
     name = getattr(f, "__qualname__", None) or type(f).__qualname__
+    function = getattr(f, "__self__", None)
+    if isinstance(function, type) and issubclass(function, torch.autograd.Function):
+        name = f"{function.__qualname__}.apply"  # whose own name is that of the base class
     return f"check of {name.replace('<locals>.', '')}"
 
 
