@@ -340,3 +340,46 @@ def test_against_gradcheck_on_random_functions() -> None:
 
         expected = torch.autograd.gradcheck(composed, (x,), raise_exception=False)
         assert bool(quick(composed, x)) == expected == (factor == 1.0), (number, factor)
+
+
+class ThreeGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        return x * w
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, g, g
+
+
+class ChangesWhatItSaved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].detach().mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("function", "count", "names"),
+    [
+        (ThreeGradients, 2, {"the backward raises", "wrong number of gradients"}),
+        (ChangesWhatItSaved, 1, {"the backward raises", "backward modifies its input"}),
+    ],
+)
+def test_a_backward_that_raises_is_a_finding(function, count, names):
+    inputs = [torch.rand(4) for _ in range(count)]
+    report = check(function.apply, *inputs)
+    assert not report
+    assert names <= {finding.name for finding in report.findings}
+
+
+def test_what_f_itself_raises_is_the_users_to_see():
+    def f(x):
+        raise KeyError("missing")
+
+    with pytest.raises(KeyError, match="missing"):
+        check(f, torch.rand(3))

@@ -13,7 +13,7 @@ from pullback.api.problem import Wrt
 from pullback.autodiff.state import Ambient
 from pullback.check.arguments import choose
 from pullback.check.blocks import explain, explain_forward
-from pullback.check.function import Call, Chosen, Function, as_double, as_it_is, gradient_of, told
+from pullback.check.function import BackwardRaises, Call, Chosen, Function, as_double, as_it_is, gradient_of, told
 from pullback.check.own_dtype import compare_dtypes
 from pullback.check.projections import FORWARD, REVERSE, Examined, Projector, examine
 from pullback.check.registries import BEHAVIOURS
@@ -76,13 +76,17 @@ def check(
     with ambient.again(), torch.inference_mode(False):
         own, exact, refused = _functions(f, inputs, chosen, ambient)
         gathered = _Gathered(generator, atol, rtol)
-        gathered.first_order(exact, refused)
-        if own is not None:
-            line, findings = compare_dtypes(own, exact, generator)
-            gathered.lines.append(line)
-            gathered.findings += findings if not gathered.failed else []
-        if order == 2 and not gathered.failed:
-            gathered.second_order(exact)
+        try:
+            gathered.first_order(exact, refused)
+            if own is not None:
+                line, findings = compare_dtypes(own, exact, generator)
+                gathered.lines.append(line)
+                gathered.findings += findings if not gathered.failed else []
+            if order == 2 and not gathered.failed:
+                gathered.second_order(exact)
+        except BackwardRaises as error:
+            fix = "mend the backward: call .backward() on an output of f to see where it stops"
+            gathered.findings.append(Finding("the backward raises", _first_line(error), fix))
     if behaviours:
         gathered.look(_subject(f, inputs, chosen, ambient, seed))
     return Report(_title(f), tuple(gathered.lines), tuple(gathered.findings), gathered.ratios)
@@ -152,8 +156,13 @@ class _Gathered:
     def look(self, subject: Subject) -> None:
         """Let the behaviours look at the function."""
         for look in BEHAVIOURS.all().values():
-            for problem in look(subject):
-                self.findings.append(Finding(problem.name, problem.text, problem.fix, problem.harmless))
+            try:
+                problems = list(look(subject))
+            except Exception:
+                if self.failed:
+                    continue  # it met what is told already: a backward that raises cannot be looked at further
+                raise
+            self.findings += (Finding(each.name, each.text, each.fix, each.harmless) for each in problems)
 
 
 def _functions(

@@ -42,6 +42,10 @@ def as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
+class BackwardRaises(RuntimeError):
+    """A backward pass of the function raised: that is a finding, where any other error is the user's to see."""
+
+
 @dataclass(frozen=True)
 class Chosen:
     """What to differentiate by.
@@ -137,9 +141,12 @@ class Recorded:
         live = [(o, u.clone()) for o, u in zip(self.outputs, cotangents, strict=True) if o.requires_grad]
         if not live:
             return (None,) * len(self.leaves)
-        return torch.autograd.grad(
-            [o for o, _ in live], self.leaves, [u for _, u in live], retain_graph=True, allow_unused=True
-        )
+        try:
+            return torch.autograd.grad(
+                [o for o, _ in live], self.leaves, [u for _, u in live], retain_graph=True, allow_unused=True
+            )
+        except Exception as error:
+            raise BackwardRaises(str(error)) from error
 
     @property
     def operations(self) -> int:

@@ -7,6 +7,7 @@ group an arrow is a leg; a leg that crosses rows holds a place in each of them, 
 
 from __future__ import annotations
 
+import importlib
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
@@ -62,14 +63,13 @@ def engine() -> ModuleType:
         StrategyError: If it is not installed.
     """
     try:
-        import graphlay  # noqa: PLC0415 (optional)
+        return importlib.import_module("graphlay")
     except ImportError:
         raise StrategyError(
             "A drawing needs the layout library graphlay, which is not installed.",
             got="no module named graphlay",
             fix="pip install 'pullback[graph]'; dot() needs no layout",
         ) from None
-    return graphlay
 
 
 def legs(tree: Tree) -> dict[int, list[tuple[int, int]]]:
