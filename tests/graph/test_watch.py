@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pullback.errors import ValueMismatch
+from pullback.graph.leaks import watch
 from pullback.graph.leaks.growth import Growth
 from pullback.graph.leaks.leak import Leak
 from pullback.graph.leaks.watch import GraphWatch, watch_graphs
@@ -34,6 +35,18 @@ def _small_heap():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _without_other_tests(monkeypatch):
+    """The globals of a thousand other test modules are no part of these programs, and slow to go through."""
+    found = watch.user_modules
+    others = ("tests.", "benchmarks.")
+
+    def few():
+        return [module for module in found() if module.__name__ == __name__ or not module.__name__.startswith(others)]
+
+    monkeypatch.setattr(watch, "user_modules", few)
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from pullback.view.picture import Picture
 HOW = "`make browser` installs what this test needs"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """Headless Chromium, or a skip that says how to get it."""
+    """Headless Chromium, or a skip that says how to get it; while it runs, so does an event loop in this thread."""
     sync_api = pytest.importorskip("playwright.sync_api", reason=f"playwright is not installed; {HOW}")
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
