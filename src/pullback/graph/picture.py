@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pullback.graph.groups import Branch
 from pullback.graph.memory import Row, human
 from pullback.graph.replaying.statistics import Statistics
-from pullback.graph.replaying.steps import Figures, Replay, share
+from pullback.graph.replaying.steps import Figures, Replay, Values, share
 from pullback.graph.replaying.steps import Step as Taken
 from pullback.graph.text import kept_first
 from pullback.graph.values import Node
@@ -227,8 +227,8 @@ def _product(step: Taken) -> list[Table]:
     return [Table("uᵀJ", head, (*rows, ("uᵀJ =", *(f"{each:.4g}" for each in products))))]
 
 
-def _numbers(values: tuple[object, ...]) -> list[float]:
-    return [float(each) for value in values if value is not None for each in value.flatten().tolist()]  # type: ignore[attr-defined]
+def _numbers(values: Values) -> list[float]:
+    return [float(each) for value in values if value is not None for each in value.flatten().tolist()]
 
 
 def _memory_table(title: str, rows: tuple[Row, ...]) -> Table:
