@@ -385,6 +385,8 @@ def test_light_and_dark_follow_the_system_until_the_switch_says_otherwise(show):
 
 
 def test_on_paper_the_whole_drawing_is_there_on_white_and_the_tables_below(show):
+    from playwright.sync_api import expect
+
     shown = show(small(), color_scheme="dark")
     node(shown, "Addmm").click()
     for _ in range(8):
@@ -406,7 +408,7 @@ def test_on_paper_the_whole_drawing_is_there_on_white_and_the_tables_below(show)
     assert ink == "rgb(29, 35, 48)"
     assert shown.pdf()[:5] == b"%PDF-"
     shown.emulate_media(media="screen")
-    assert shown.locator("#world").get_attribute("transform") == before
+    expect(shown.locator("#world")).to_have_attribute("transform", before)  # the browser tells of it a moment later
 
 
 def test_tables_have_a_tab_of_their_own(show):
