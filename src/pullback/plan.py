@@ -14,6 +14,7 @@ from io import StringIO
 from pullback.data.problem import Side
 from pullback.errors import StrategyError, ValueMismatch
 from pullback.strategies.base import STRATEGIES, Bid, Facts, Refusal
+from pullback.words import human
 
 # The two sides are timed when their passes differ by less than this factor ...
 CLOSE_CALL = 4
@@ -131,7 +132,7 @@ class Plan:
         for name, offer in self.offers.items():
             mark = "→" if name == self.chosen else ""
             if isinstance(offer, Bid):
-                size = _readable(offer.bytes)
+                size = human(offer.bytes)
                 side = " + ".join(dict.fromkeys(side for side, _, _ in offer.parts))
                 table.add_row(mark, name, side, f"{'' if offer.firm else '≥ '}{offer.passes:,}", size, offer.why)
             else:
@@ -206,14 +207,6 @@ def _cannot(plan: Plan, wanted: str, order: list[str]) -> StrategyError:
         got=offer.why if offer is not None else f"it does not give {plan.want}",
         fix="strategy='auto' takes the cheapest that can" + (f", now {order[0]!r}" if order else ""),
     )
-
-
-def _readable(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def _chunks(sizes: list[int]) -> str:

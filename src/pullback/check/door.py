@@ -21,6 +21,7 @@ from pullback.check.report import Finding, Report
 from pullback.check.subject import Subject
 from pullback.check.tolerances import Tolerance
 from pullback.errors import ArgumentError, ValueMismatch
+from pullback.words import dtype_name
 
 
 def check(
@@ -108,7 +109,7 @@ class _Gathered:
 
     def first_order(self, function: Function, refused: str) -> None:
         """Compare J with differences."""
-        dtypes = ", ".join(sorted({str(each.dtype).removeprefix("torch.") for each in function.points}))
+        dtypes = ", ".join(sorted({dtype_name(each.dtype) for each in function.points}))
         names = f"{_listed(function.output_names)} by {_listed(function.names)}"
         self.lines.append(f"{names}, in {dtypes}" + (f", since f refuses float64: {refused}" if refused else ""))
         self._examine(function, "")

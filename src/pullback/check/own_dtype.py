@@ -10,6 +10,7 @@ from torch import Tensor
 from pullback.check.function import Function, pack, unpack
 from pullback.check.report import Finding
 from pullback.check.tolerances import perturbed, roundings
+from pullback.words import dtype_name
 
 # Fewer digits than this are not worth a word.
 WORTH_A_WORD = 2.0
@@ -51,7 +52,7 @@ def compare_dtypes(own: Function, exact: Function, generator: torch.Generator) -
             findings.append(_worse(name, lost, eps, apart, explained))
         elif lost >= WORTH_A_WORD:
             findings.append(_rounding(name, lost, eps))
-    dtypes = ", ".join(sorted({str(point.dtype).removeprefix("torch.") for point in own.points}))
+    dtypes = ", ".join(sorted({dtype_name(point.dtype) for point in own.points}))
     return f"{dtypes} against float64: {worst:.1f} of {-math.log10(eps):.1f} digits lost", findings
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from pullback.errors import ValueMismatch
 from pullback.graph.values import Edge, Facts, ModuleCall, Node, Saved, Storage
+from pullback.words import human
 
 OUTSIDE = "(outside modules)"
 VIEWS = frozenset(
@@ -217,15 +218,6 @@ def _is_result(saved: Saved, node: Node) -> bool:
 def size_of(facts: Facts) -> int:
     """The bytes of a dense tensor of this shape and dtype."""
     return math.prod(facts.shape) * facts.dtype.itemsize
-
-
-def human(size: float) -> str:
-    """A number of bytes for a reader: ``3.1 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(round(size, 1)) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def _alike(rows: Sequence[Row]) -> list[Row]:

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pullback.graph.groups import Branch
-from pullback.graph.memory import Row, human
+from pullback.graph.memory import Row
 from pullback.graph.replaying.statistics import Statistics
 from pullback.graph.replaying.steps import Figures, Replay, Values, share
 from pullback.graph.replaying.steps import Step as Taken
 from pullback.graph.text import kept_first
 from pullback.graph.values import Node
 from pullback.view.picture import NOTHING, Arrow, Box, Card, Group, Picture, Source, Step, Table
+from pullback.words import human
 
 if TYPE_CHECKING:
     from pullback.graph.graph import Graph

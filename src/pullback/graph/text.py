@@ -9,8 +9,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from pullback.graph.groups import Branch
-from pullback.graph.memory import human
 from pullback.graph.values import Node, Place
+from pullback.words import human, many
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -107,7 +107,7 @@ class _Writer:
     def _branch(self, branch: Branch, place: Place | None) -> Text:
         inside = sum(self.nodes[index].sequence is not None for index in branch.nodes())
         kept = sum(self.kept.get(index, 0) for index in branch.nodes())
-        facts = [_detail(branch), _many(inside, "node"), f"keeps {human(kept)}" if kept else ""]
+        facts = [_detail(branch), many(inside, "node"), f"keeps {human(kept)}" if kept else ""]
         return _styled(f"{branch.label}  ", "bold", " · ".join(filter(None, facts)) + _written(place))
 
     def _line(self, nodes: Sequence[Node], told: Place | None) -> str:
@@ -141,10 +141,6 @@ def _written(place: Place | None) -> str:
     return f"   {short(place)}  {place.text}" if place else ""
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
 def short(place: Place) -> str:
     """A line of the user's program by the name of its file alone."""
     return f"{PurePath(place.file).name}:{place.line}"
@@ -157,7 +153,7 @@ def _head(graph: Graph) -> str:
     kept = human(graph.memory().kept)
     leaves = len(graph.nodes) - operations
     ends = "1 leaf" if leaves == 1 else f"{leaves:,} leaves"
-    return f"{outputs}{more} · {_many(operations, 'node')}, {ends} · keeps {kept}"
+    return f"{outputs}{more} · {many(operations, 'node')}, {ends} · keeps {kept}"
 
 
 def kept_first(graph: Graph) -> dict[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from torch import Tensor
 from pullback.losses.passes import groups_within_memory, row_passes
 from pullback.losses.rows import gram_of
 from pullback.losses.tasks import Tasks, no_shared, reached_leaves
+from pullback.words import columns
 
 # A table shows no more pairs than this.
 MOST_SHOWN = 20
@@ -81,12 +82,12 @@ class Conflicts:
             f"in {_counted(len(self.layers), 'layer')}; "
             f"{opposed} of {len(pairs)} pairs conflict",
             "",
-            *_table(("loss", "value", "norm of gradient"),
-                    [(name, f"{value:.4g}", f"{norm:.4g}") for name, value, norm in
-                     zip(self.names, self.values.tolist(), self.norms.tolist(), strict=True)]),
+            *columns([("loss", "value", "norm of gradient"),
+                      *((name, f"{value:.4g}", f"{norm:.4g}") for name, value, norm in
+                        zip(self.names, self.values.tolist(), self.norms.tolist(), strict=True))]),
             "",
-            *_table(("cosine", "losses", "layer", "norms"),
-                    [_row(pair) for pair in sorted(whole, key=_by_cosine) + pairs[:MOST_SHOWN]]),
+            *columns([("cosine", "losses", "layer", "norms"),
+                      *map(_row, sorted(whole, key=_by_cosine) + pairs[:MOST_SHOWN])]),
         ]  # fmt: skip
         if len(pairs) > MOST_SHOWN:
             lines.append(
@@ -148,10 +149,3 @@ def _by_cosine(pair: Pair) -> float:
 
 def _row(pair: Pair) -> tuple[str, ...]:
     return f"{pair.cosine:+.3f}", f"{pair.first}, {pair.second}", pair.layer, "{:.4g}, {:.4g}".format(*pair.norms)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
-    ]

@@ -13,6 +13,7 @@ from pullback.graph.text import short
 from pullback.graph.values import Node, Place
 from pullback.precision.exponents import LOW, SHARE, Exponents, rounds_away
 from pullback.precision.places import located
+from pullback.words import dtype_name
 
 Kind = Literal["overflow", "underflow", "rounding", "skipped step", "zero gradient"]
 Arrived = Mapping[int, Sequence[Exponents | None]]
@@ -133,7 +134,7 @@ def _born(
     worst: Exponents, before: Sequence[Exponents], maker: Node, *, is_seed: bool
 ) -> Iterator[tuple[Kind, float, str]]:
     """What a cotangent has that none of those had from which it was made."""
-    dtype, held = _short(worst.dtype), torch.finfo(worst.dtype)
+    dtype, held = dtype_name(worst.dtype), torch.finfo(worst.dtype)
     whose = "the seed" if is_seed else "its cotangent"
     if worst.bad:
         if not any(each.bad for each in before):
@@ -184,7 +185,8 @@ def _rounded(
         summed = parts.get((node.index, output), ())
         if whole is not None and whole.dtype in LOW and any(rounds_away(part, whole) for part in summed):
             text = (
-                f"one of the cotangents that are summed here is too small beside the others for {_short(whole.dtype)}"
+                "one of the cotangents that are summed here is too small beside the others for "
+                f"{dtype_name(whole.dtype)}"
             )
             yield Finding("rounding", *located(node), whole.dtype, 1.0, text)
 
@@ -198,9 +200,5 @@ def _of_gradient(node: Node, now: Exponents, before: Exponents | None, *, is_los
     elif is_lost and now.zero == 1:
         yield Finding("zero gradient", name, module, None, now.dtype, 1.0, "its gradient underflowed to zero wholly")
     elif before is not None and before.dtype is now.dtype and now.dtype in LOW and rounds_away(now, before):
-        text = f"its gradient is too small beside what .grad holds already: {_short(now.dtype)} rounds the sum"
+        text = f"its gradient is too small beside what .grad holds already: {dtype_name(now.dtype)} rounds the sum"
         yield Finding("rounding", name, module, place, now.dtype, 1.0, text)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

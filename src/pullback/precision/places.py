@@ -14,6 +14,7 @@ from pullback.graph.text import short
 from pullback.graph.values import Node, Place
 from pullback.precision.lost import Lost, figures, is_nothing, read
 from pullback.precision.passes import Evaluated
+from pullback.words import dtype_name
 
 Kind = Literal["overflow", "underflow", "subnormal", "rounding"]
 
@@ -62,7 +63,7 @@ class Where:
     def text(self) -> str:
         """What happens, in a sentence."""
         held, lost = torch.finfo(self.dtype), self.lost
-        dtype = str(self.dtype).removeprefix("torch.")
+        dtype = dtype_name(self.dtype)
         if self.kind == "overflow":
             return f"its cotangent overflows in {dtype}, which ends at {held.max:.4g} ({lost.overflowed:.1%} of it)"
         if self.kind == "underflow":

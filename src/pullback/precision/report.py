@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from pullback.graph.replaying.steps import share
 from pullback.precision.lost import Lost, is_nothing, overall
 from pullback.precision.places import Where
 from pullback.precision.scales import Scales
+from pullback.words import columns, dtype_name
 
 _ROWS = 12  # More gradients than this are shown by those that lost most.
 
@@ -64,8 +64,8 @@ class Run:
     @property
     def name(self) -> str:
         """What the run is called."""
-        lowest = "" if self.lowest is self.dtype else f", {_short(self.lowest)} inside"
-        return _short(self.dtype) + lowest
+        lowest = "" if self.lowest is self.dtype else f", {dtype_name(self.lowest)} inside"
+        return dtype_name(self.dtype) + lowest
 
     @property
     def error(self) -> float:
@@ -118,7 +118,8 @@ class Run:
             shares = (share(one.zeroed), share(one.subnormal), share(one.overflowed))
             rows.append((each.name, f"{one.norm:.2g}", f"{one.error:.2g}", f"{one.digits:.1f}", *shares))
         more = len(ordered) - _ROWS
-        return [*columns(rows), *([f"and {more} more, which lost less"] if more > 0 else [])]
+        rest = [f"and {more} more, which lost less"] if more > 0 else []
+        return [*columns(rows, right=range(1, len(rows[0]))), *rest]
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, numbers and texts."""
-        return {_short(run.dtype): _of_run(run) for run in self.runs}
+        return {dtype_name(run.dtype): _of_run(run) for run in self.runs}
 
 
 def digits_of(dtype: torch.dtype) -> float:
@@ -153,18 +154,9 @@ def digits_of(dtype: torch.dtype) -> float:
     return Lost(1.0, torch.finfo(dtype).eps / 2, 0.0, 0.0, 0.0).digits
 
 
-def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as columns, the first to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) if not place else cell.rjust(width) for place, (cell, width) in enumerate(pairs))
-        for pairs in (tuple(zip(row, widths, strict=True)) for row in rows)
-    ]
-
-
 def _of_seed(seed: Gradient) -> str:
     """What became of a seed as a cotangent, in a sentence; empty if all of it is there."""
-    lost, dtype, held = seed.lost, _short(seed.dtype), torch.finfo(seed.dtype)
+    lost, dtype, held = seed.lost, dtype_name(seed.dtype), torch.finfo(seed.dtype)
     if lost.overflowed:
         return f"the seed for {seed.name} overflows in {dtype}, which ends at {held.max:.4g} ({share(lost.overflowed)})"
     if lost.zeroed:
@@ -180,7 +172,7 @@ def _of_run(run: Run) -> dict[str, Any]:
     lost = [each.lost for each in run.gradients]
     scales = run.scales
     return {
-        "lowest": _short(run.lowest),
+        "lowest": dtype_name(run.lowest),
         "error": run.error,
         "value_error": run.value_error,
         "digits": run.digits,
@@ -211,7 +203,3 @@ def _of_run(run: Run) -> dict[str, Any]:
         },
         "notes": list(run.notes),
     }
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

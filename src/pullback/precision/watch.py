@@ -14,7 +14,6 @@ import torch
 
 from pullback.errors import ArgumentError, ValueMismatch
 from pullback.graph.engine import forget, listen
-from pullback.graph.leaks.leak import many
 from pullback.graph.recording.record import record
 from pullback.graph.text import short
 from pullback.graph.values import Place
@@ -22,7 +21,7 @@ from pullback.precision.exponents import LOW
 from pullback.precision.findings import Finding, find
 from pullback.precision.looks import Looking, Seeing, multiplier
 from pullback.precision.places import located
-from pullback.precision.report import columns
+from pullback.words import columns, dtype_name, many
 
 MARGIN = 3  # Doublings that are left above the largest cotangent when a scale is advised: steps differ.
 BACK_OFF = 4  # Halvings advised after an overflow, of which nobody knows how far it went.
@@ -197,7 +196,8 @@ class AutocastWatch:
         lines = [f"autocast watch: looked at {self.looks} of {many(self.passes, 'backward pass', 'backward passes')}"]
         if self.nodes:
             every = sum(self.nodes.values())
-            lines.append(", ".join(f"{count} of {every} nodes in {_short(d)}" for d, count in self.nodes.most_common()))
+            shares = (f"{count} of {every} nodes in {dtype_name(dtype)}" for dtype, count in self.nodes.most_common())
+            lines.append(", ".join(shares))
         lines += self._scale_lines()
         lines += [self._told(each) for each in self.findings]
         if self.looks and not self.findings:
@@ -235,9 +235,10 @@ class AutocastWatch:
         for each in self.ranges[:_ROWS]:
             inside = f" in {each.module}" if each.module else ""
             name = f"{each.operation}{inside}" + (f"  {short(each.place)}" if each.place else "")
-            rows.append((name, _short(each.dtype), _count(each.up), _count(each.down)))
+            rows.append((name, dtype_name(each.dtype), _count(each.up), _count(each.down)))
         more = len(self._ranges) - _ROWS
-        return [*columns(rows), *([f"and {more} more, farther from the ends"] if more > 0 else [])]
+        rest = [f"and {more} more, farther from the ends"] if more > 0 else []
+        return [*columns(rows, right=range(1, len(rows[0]))), *rest]
 
     def _scale_of(self, roots: Sequence[Any], seeds: Sequence[Any]) -> float | None:
         if self._scaler is not None:
@@ -321,10 +322,6 @@ def _least(*numbers: int | None) -> int | None:
 
 def _count(number: int | None) -> str:
     return "zeros" if number is None else str(number)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _power(scale: float) -> str:

@@ -12,6 +12,7 @@ from pullback.graph.leaks.holders import Holder
 from pullback.graph.leaks.keeps import Keep
 from pullback.graph.saved import kept_by, pieces
 from pullback.graph.values import Place
+from pullback.words import many
 
 # A walk over the graph behind a holder ends here: more is not needed to see that it grows.
 MOST_NODES = 50_000
@@ -132,8 +133,3 @@ def advice(holder: Holder, name: str, kind: Kind) -> str:
     if kind == "kept":
         return f"put value.detach() or value.item() into {name}"
     return f"{name} = {name}.detach()"
-
-
-def many(count: int, one: str, more: str | None = None) -> str:
-    """A count with its noun."""
-    return f"{count:,} {one if count == 1 else more or one + 's'}"

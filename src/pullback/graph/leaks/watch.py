@@ -25,9 +25,10 @@ from pullback.graph.engine import forget, listen
 from pullback.graph.leaks.growth import Growth
 from pullback.graph.leaks.holders import Held, Holder, Search, keeper_of, lost_tensors, user_frames, user_modules
 from pullback.graph.leaks.keeps import hook_places, keeps_of
-from pullback.graph.leaks.leak import MOST_NODES, Kind, Leak, advice, fix_of, many, weigh
+from pullback.graph.leaks.leak import MOST_NODES, Kind, Leak, advice, fix_of, weigh
 from pullback.graph.recording.record import origin_of, record
 from pullback.graph.values import Place
+from pullback.words import many
 
 # A look is taken when there were this many times the steps of the look before, and between as often as it takes no
 # more than this share of the time.

@@ -10,6 +10,7 @@ import torch
 
 from pullback.graph.replaying.statistics import Statistics
 from pullback.graph.replaying.steps import Birth, Kind, Step, share
+from pullback.words import dtype_name
 
 MOST = 8  # Births told of each kind: one cause has many places in a batch of layers, and the first ones name it.
 
@@ -113,7 +114,7 @@ def _had(figures: Sequence[Statistics]) -> set[Kind]:
 
 
 def _because(kind: Kind, incoming: Sequence[Statistics], figures: Statistics) -> str:
-    dtype = str(figures.dtype).removeprefix("torch.")
+    dtype = dtype_name(figures.dtype)
     if kind == "nan" and any(each.infs for each in incoming):
         return ": an inf came in, and 0 · inf and inf - inf are NaN"
     if kind == "inf" and figures.dtype in _HALF:

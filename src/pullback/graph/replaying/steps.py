@@ -12,6 +12,7 @@ from torch import Tensor
 from pullback.errors import ValueMismatch
 from pullback.graph.replaying.local import Local
 from pullback.graph.replaying.statistics import Statistics
+from pullback.words import columns, dtype_name
 
 Kind = Literal["nan", "inf", "zero", "explosion", "subnormal"]
 Figures = tuple[Statistics | None, ...]
@@ -89,7 +90,8 @@ class Replay:
             left = len(rows) - _ROWS
             gap = ("…", f"{left:,} more; replay.step(i)", "", "", "", "")
             rows = [*rows[: _ROWS // 2], gap, *rows[-_ROWS // 2 :]]
-        return "\n".join([*head, "", *_aligned([("step", "node", "", "incoming", "outgoing", "flags"), *rows])])
+        table = [("step", "node", "", "incoming", "outgoing", "flags"), *rows]
+        return "\n".join([*head, "", *columns(table, right=(0, 1))])
 
     def step(self, number: int) -> str:
         """One step as text: what came in, what went out, and for small tensors ``uᵀJ`` with its numbers.
@@ -153,18 +155,6 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as columns; the first two are numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if place < 2 else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
 def _described(side: str, figures: Figures) -> list[str]:
     lines = []
     for number, each in enumerate(figures):
@@ -173,7 +163,7 @@ def _described(side: str, figures: Figures) -> list[str]:
             continue
         span = "" if each.low is None else f", {each.low:.4g} to {each.high:.4g}"
         told = flags((each,))
-        dtype = str(each.dtype).removeprefix("torch.")
+        dtype = dtype_name(each.dtype)
         lines.append(f"  {side} {number}: {each.shape} {dtype}, norm {each.norm:.4g}{span}{', ' if told else ''}{told}")
     return lines
 
