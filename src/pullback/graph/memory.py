@@ -102,6 +102,13 @@ class Memory:
             return ()
         return self._table(lambda node: str(node.place) if node.place else "(not recorded)")
 
+    def by_node(self) -> dict[int, int]:
+        """Kept bytes by the index of the node that is the first to keep them."""
+        kept: dict[int, int] = defaultdict(int)
+        for number, node in self._first().items():
+            kept[node.index] += self._storages[number].bytes
+        return dict(kept)
+
     def inside(self, module: str) -> int:
         """Bytes first kept inside a module, with the modules in it.
 

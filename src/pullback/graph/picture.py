@@ -11,7 +11,6 @@ from pullback.graph.memory import Row
 from pullback.graph.replaying.statistics import Statistics
 from pullback.graph.replaying.steps import Figures, Replay, Values, share
 from pullback.graph.replaying.steps import Step as Taken
-from pullback.graph.text import kept_first
 from pullback.graph.values import Node
 from pullback.view.picture import NOTHING, Arrow, Box, Card, Group, Picture, Source, Step, Table
 from pullback.words import human
@@ -103,7 +102,7 @@ class _Painter(_Outline):
         super().__init__(graph)
         self.replay = replay
         self.trouble = trouble
-        self.kept = kept_first(graph)
+        self.kept = graph.memory().by_node()
         self.taken: Mapping[int, Taken] = {step.node: step for step in replay.steps} if replay else {}
         self.births: dict[int, list[str]] = {}
         for birth in replay.births if replay else ():

@@ -50,7 +50,7 @@ class _Writer:
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = graph.nodes
-        self.kept = kept_first(graph)
+        self.kept = graph.memory().by_node()
         self.given = _leaves_given(graph)
         self.lines = 0
 
@@ -154,19 +154,6 @@ def _head(graph: Graph) -> str:
     leaves = len(graph.nodes) - operations
     ends = "1 leaf" if leaves == 1 else f"{leaves:,} leaves"
     return f"{outputs}{more} · {many(operations, 'node')}, {ends} · keeps {kept}"
-
-
-def kept_first(graph: Graph) -> dict[int, int]:
-    """The bytes that each node is the first to keep."""
-    seen: set[int] = set()
-    kept: dict[int, int] = {}
-    for node in graph.nodes:
-        for saved in node.saved:
-            storage = graph.storages[saved.storage]
-            if storage.owner is None and saved.storage not in seen:
-                seen.add(saved.storage)
-                kept[node.index] = kept.get(node.index, 0) + storage.bytes
-    return kept
 
 
 def _leaves_given(graph: Graph) -> dict[int, list[str]]:
