@@ -414,7 +414,7 @@ def test_the_engine_tells_several_and_is_put_back():
         def __init__(self):
             self.told = []
 
-        def begins(self, roots, seeds, frame):
+        def begins(self, roots, seeds, options, frame):
             self.told.append(("begins", len(roots), frame.f_code.co_name))
 
         def ended(self, frame, *, failed):

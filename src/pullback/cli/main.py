@@ -7,6 +7,7 @@ import click
 import pullback
 from pullback.cli.check import check
 from pullback.cli.graph import graph
+from pullback.cli.run import run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -17,3 +18,4 @@ def main() -> None:
 
 main.add_command(check)
 main.add_command(graph)
+main.add_command(run)

@@ -14,12 +14,14 @@ import torch
 class Listener(Protocol):
     """What hears of backward passes; those from inside another pass are not told. It must raise nothing."""
 
-    def begins(self, roots: Sequence[Any], seeds: Sequence[Any], frame: FrameType) -> None:
+    def begins(self, roots: Sequence[Any], seeds: Sequence[Any], options: Sequence[Any], frame: FrameType) -> None:
         """A pass is about to begin, in this thread.
 
         Args:
             roots: Where it begins: tensors, or edges of the graph.
             seeds: The cotangent for each.
+            options: What torch tells its engine besides: whether to keep the graph, whether to record the pass, by
+                which inputs (empty for all leaves), whether they may be unused, whether to add to ``.grad``.
             frame: What called the engine.
         """
 
@@ -61,7 +63,7 @@ def _hearing(original: Callable[..., Any]) -> Callable[..., Any]:
         frame = sys._getframe(1)
         told = list(_listeners)
         for listener in told:
-            listener.begins(roots, seeds, frame)
+            listener.begins(roots, seeds, args, frame)
         failed = True
         try:
             result = original(roots, seeds, *args, **kwargs)

@@ -156,7 +156,7 @@ class AutocastWatch:
         forget(self)
         self._recording.__exit__(kind, error, trace)
 
-    def begins(self, roots: Sequence[Any], seeds: Sequence[Any], frame: FrameType) -> None:
+    def begins(self, roots: Sequence[Any], seeds: Sequence[Any], options: Sequence[Any], frame: FrameType) -> None:
         """A backward pass is about to begin: put hooks on its nodes, if a look is due."""
         with self._lock:
             self.passes += 1

@@ -183,7 +183,7 @@ class GraphWatch:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {many(len(self.leaks), 'leak')}>"
 
-    def begins(self, roots: Sequence[Any], seeds: Sequence[Any], frame: FrameType) -> None:
+    def begins(self, roots: Sequence[Any], seeds: Sequence[Any], options: Sequence[Any], frame: FrameType) -> None:
         """Nothing is looked at before a pass."""
 
     def ended(self, frame: FrameType, *, failed: bool) -> None:

@@ -1,0 +1,336 @@
+"""The audit: a program is listened to while it runs, and every fault of the folder ``checks`` is told what happens."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import FrameType
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from pullback.autodiff.deep import free_gently
+from pullback.diagnose.check import Fault
+from pullback.diagnose.evidence.frames import Frame, Spot
+from pullback.diagnose.recorders.passes import Pass, Passes
+from pullback.diagnose.recorders.spots import spot_here, spot_of
+from pullback.diagnose.recorders.tape import Call, Tape
+from pullback.diagnose.values import Diagnosis, Mark, Subject
+from pullback.graph.engine import forget, listen
+from pullback.graph.names import Names
+from pullback.graph.recording.record import origin_of
+from pullback.graph.recording.userfiles import user_files
+from pullback.graph.values import Place
+
+# What is only done now and then takes no more than this share of the program's time.
+SHARE = 0.2
+# So many findings of one code are told.
+FINDINGS = 5
+# A graph is walked so far.
+NODES = 20_000
+
+
+@dataclass
+class Backward:
+    """A backward pass, while it is about to run or has just run: what it holds is live and must not be kept.
+
+    Attributes:
+        record: What is remembered of it.
+        roots: Where it began: tensors or edges.
+        seeds: The cotangents, as torch made them: one tensor for each root.
+        inputs: By which inputs, empty for all leaves.
+        frame: The frame that called the engine.
+        had_grad: The leaves that had a ``.grad`` before, by id.
+    """
+
+    record: Pass
+    roots: Sequence[Any]
+    seeds: Sequence[Any]
+    inputs: Sequence[Any]
+    frame: FrameType
+    had_grad: set[int] = field(default_factory=set)
+
+    @property
+    def spot(self) -> Spot | None:
+        """The line that asked for it."""
+        return self.record.spot
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """The nodes behind the roots, each once, the first ``NODES`` of them."""
+        roots = [root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None) for root in self.roots]
+        stack = [node for node in dict.fromkeys(roots) if node is not None]
+        seen = dict.fromkeys(stack)
+        while stack and len(seen) < NODES:
+            for child, _ in stack.pop().next_functions:
+                if child is not None and child not in seen:
+                    seen[child] = None
+                    stack.append(child)
+        order = list(seen)
+        free_gently(order)
+        return order
+
+    @cached_property
+    def leaves(self) -> list[Tensor]:
+        """The leaves that it reaches: those that get a gradient."""
+        leaves = [node.variable for node in self.nodes if node.name() == "torch::autograd::AccumulateGrad"]  # type: ignore[attr-defined]
+        return leaves + [root for root in self.roots if isinstance(root, Tensor) and root.is_leaf]
+
+
+@dataclass
+class Step:
+    """A call of an optimizer: what it holds is live and must not be kept.
+
+    Attributes:
+        optimizer: The optimizer.
+        spot: The line of the user's.
+        number: How many steps of this optimizer there were before.
+    """
+
+    optimizer: Optimizer
+    spot: Spot | None
+    number: int
+
+    @property
+    def parameters(self) -> Iterator[Tensor]:
+        """What the optimizer trains."""
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+
+
+class Audit:
+    """Listens to a program for all faults.
+
+    Args:
+        faults: Who is told; one object of each.
+        passes: The light record.
+
+    Attributes:
+        tape: The tape of all calls of torch.
+        optimizers: The optimizers that were met.
+        trouble: What went wrong in a fault; the program does not notice.
+        over: Whether the program has ended.
+        crashed: Whether it ended with an exception.
+    """
+
+    def __init__(self, faults: Iterable[Fault], passes: Passes) -> None:
+        self.faults = tuple(faults)
+        self.passes = passes
+        self.tape = Tape(self._heard)
+        self.optimizers: WeakSet[Optimizer] = WeakSet()
+        self.trouble: list[str] = []
+        self.over = False
+        self.crashed = False
+        self._findings: dict[tuple[str, str, int, str], Diagnosis] = {}
+        self._by_call: dict[str, list[Fault]] = {}
+        for fault in self.faults:
+            for name in fault.hears:
+                self._by_call.setdefault(name, []).append(fault)
+        self._open: list[Backward] = []
+        self._steps: dict[int, int] = {}
+        self._undo: list[Callable[[], Any]] = []
+        self._globals: Mapping[str, Any] = {}
+        self._names: tuple[float, Names] | None = None
+        self._began = time.perf_counter()
+        self._spent = 0.0
+
+    @property
+    def findings(self) -> tuple[Diagnosis, ...]:
+        """What was found, in the order of the lines of each file."""
+        found = sorted(self._findings.values(), key=lambda each: (each.marks[0].place[:2] if each.marks else ("", 0)))
+        kept: dict[str, list[Diagnosis]] = {}
+        for each in found:
+            kept.setdefault(each.code, []).append(each)
+        return tuple(each for each in found if each in kept[each.code][:FINDINGS])
+
+    def report(self, finding: Diagnosis) -> None:
+        """Say that something was found; the same at the same line about the same tensor is said once."""
+        mark = finding.marks[0].place if finding.marks else Place("", 0, "")
+        about = finding.tensors[0].name if finding.tensors else ""
+        self._findings.setdefault((finding.code, mark.file, mark.line, about), finding)
+
+    def withdraw(self, code: str, line: Place | None = None) -> None:
+        """Take back what was found of a code, at a line or everywhere."""
+        for key in list(self._findings):
+            if key[0] == code and (line is None or key[1:3] == (line.file, line.line)):
+                del self._findings[key]
+
+    def reported(self, code: str) -> bool:
+        """Whether something was found of a code."""
+        return any(key[0] == code for key in self._findings)
+
+    @property
+    def affordable(self) -> bool:
+        """Whether something that takes time may be done now: the audit's share is not used up, or it has just begun."""
+        elapsed = time.perf_counter() - self._began
+        return self._spent < 0.5 or self._spent < SHARE * elapsed
+
+    def frames(self) -> list[Frame]:
+        """The user's frames that run now, the innermost first."""
+        files = user_files(())
+        found, frame = [], sys._getframe(1)
+        here: FrameType | None = frame
+        while here is not None:
+            if files.own(here):
+                found.append(Frame(here, here.f_lasti, here.f_lineno))
+            here = here.f_back
+        return found
+
+    @property
+    def names(self) -> Names:
+        """What the user calls tensors and modules now: by the frames that run, or at the end by the main module."""
+        now = time.perf_counter()
+        if self._names is not None and now - self._names[0] < 1e-3:
+            return self._names[1]
+        names = Names()
+        scopes = [{**frame.local, **frame.module} for frame in self.frames()] or [dict(self._globals)]
+        for scope in scopes:
+            for name, thing in scope.items():
+                if name.isidentifier() and not name.startswith("_"):
+                    names.add(name, thing)
+        self._names = (time.perf_counter(), names)
+        return names
+
+    def name_of(self, tensor: Tensor, otherwise: str = "a tensor") -> str:
+        """What the user calls a tensor now."""
+        return self.names.name_of(tensor) or otherwise
+
+    def subject(self, tensor: Tensor, role: str = "", otherwise: str = "") -> Subject:
+        """A tensor as a diagnosis shows it."""
+        return Subject.of(tensor, self.name_of(tensor, otherwise or role or "a tensor"), role)
+
+    def modules(self) -> list[tuple[str, nn.Module]]:
+        """The outermost modules that the user's names lead to now, by name."""
+        scopes = [{**frame.local, **frame.module} for frame in self.frames()] or [dict(self._globals)]
+        found: dict[int, tuple[str, nn.Module]] = {}
+        for scope in scopes:
+            for name, thing in scope.items():
+                if issubclass(type(thing), nn.Module):
+                    found.setdefault(id(thing), (name, thing))
+        inner = {id(part) for _, module in found.values() for part in module.modules() if part is not module}
+        return [each for key, each in found.items() if key not in inner]
+
+    def line_of(self, node: Node | None) -> Place | None:
+        """The user's line that made a node, if it was recorded."""
+        number = -1 if node is None else node._sequence_nr()
+        origin = origin_of(number) if 0 <= number < 2**63 else None
+        return origin.place if origin is not None else None
+
+    def start(self) -> None:
+        """Listen from now on, in this thread."""
+        listen(self)
+        before = register_optimizer_step_pre_hook(self._steps_now)
+        after = register_optimizer_step_post_hook(self._has_stepped)
+        self._undo += [lambda: forget(self), before.remove, after.remove, self._wrap_zero_grad(), self._wrap_warnings()]
+        self._began = time.perf_counter()
+        self.tape.start()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self.tape.stop()
+        while self._undo:
+            self._undo.pop()()
+
+    def finish(self, variables: Mapping[str, Any], *, crashed: bool) -> None:
+        """The program has ended: tell all, with the variables of its main module."""
+        if not self.over:
+            self.over, self.crashed, self._globals, self._names = True, crashed, variables, None
+            with torch._C.DisableTorchFunction():
+                self._tell("at_end")
+
+    def begins(self, roots: Sequence[Any], seeds: Sequence[Any], options: Sequence[Any], frame: FrameType) -> None:
+        """A backward pass begins."""
+        inputs = options[2] if len(options) > 2 else ()
+        with torch._C.DisableTorchFunction():
+            backward = Backward(self.passes.all[-1], roots, seeds, inputs, frame)
+            self._open.append(backward)
+            with suppress(RuntimeError):
+                backward.had_grad = {id(leaf) for leaf in backward.leaves if leaf.grad is not None}
+            self._tell("before_backward", backward)
+
+    def ended(self, frame: FrameType, *, failed: bool) -> None:
+        """A backward pass has ended."""
+        backward = self._open.pop()
+        if not failed:
+            with torch._C.DisableTorchFunction():
+                self._tell("after_backward", backward)
+
+    def _heard(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        for fault in (*self._by_call.get(call.name, ()), *self._by_call.get("*", ())):
+            try:
+                fault.after_call(self, call, args, kwargs, result)
+            except Exception as problem:
+                self._failed(fault, problem)
+
+    def _tell(self, what: str, *about: Any) -> None:
+        begin = time.perf_counter()
+        for fault in self.faults:
+            if getattr(type(fault), what) is getattr(Fault, what):
+                continue
+            try:
+                getattr(fault, what)(self, *about)
+            except Exception as problem:
+                self._failed(fault, problem)
+        self._spent += time.perf_counter() - begin
+
+    def _failed(self, fault: Fault, problem: Exception) -> None:
+        if len(self.trouble) < 20:
+            self.trouble.append(f"{fault.code}: {type(problem).__name__}: {problem}")
+
+    def _step(self, optimizer: Optimizer) -> Step:
+        self.optimizers.add(optimizer)
+        return Step(optimizer, spot_here(2), self._steps.get(id(optimizer), 0))
+
+    def _steps_now(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            self._tell("before_step", self._step(optimizer))
+
+    def _has_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            self._tell("after_step", self._step(optimizer))
+        self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
+
+    def _wrap_zero_grad(self) -> Callable[[], None]:
+        original = Optimizer.zero_grad
+
+        @functools.wraps(original)
+        def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            result = original(optimizer, *args, **kwargs)
+            with torch._C.DisableTorchFunction():
+                self._tell("after_zero_grad", self._step(optimizer))
+            return result
+
+        Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+
+        def undo() -> None:
+            Optimizer.zero_grad = original  # type: ignore[method-assign]
+
+        return undo
+
+    def _wrap_warnings(self) -> Callable[[], None]:
+        original = warnings.showwarning
+
+        def showwarning(message: Any, category: Any, filename: str, lineno: int, *rest: Any, **named: Any) -> None:
+            original(message, category, filename, lineno, *rest, **named)
+            spot = spot_of(sys._getframe(1))
+            mark = Mark.at(Place(filename, lineno, ""), "") if spot is None else spot.mark("")
+            with torch._C.DisableTorchFunction():
+                self._tell("warned", str(message), category, mark)
+
+        warnings.showwarning = showwarning
+
+        def undo() -> None:
+            warnings.showwarning = original
+
+        return undo

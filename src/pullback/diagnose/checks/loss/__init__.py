@@ -1,0 +1,1 @@
+"""Losses: what is minimised is not what was meant."""

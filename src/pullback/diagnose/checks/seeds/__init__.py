@@ -1,0 +1,1 @@
+"""Roots and seeds: what ``backward`` was asked for."""
