@@ -9,11 +9,12 @@ from typing import Any, Literal
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import causes, faults
+from pullback.diagnose.recorders.focus import Focus
 from pullback.diagnose.recorders.passes import Passes
 from pullback.diagnose.recorders.tape import Tape
 from pullback.diagnose.values import ORDER, Diagnosis, Report
 from pullback.errors import ValueMismatch
-from pullback.graph.recording.record import Recording, record
+from pullback.graph.recording.record import Recording
 
 Level = Literal["default", "trace", "audit", "strict"]
 LEVELS: tuple[Level, ...] = ("default", "trace", "audit", "strict")
@@ -40,31 +41,35 @@ class Session:
         self.passes = Passes()
         self.audit: Audit | None = None
         self.tape: Tape | None = None
+        self._focus: Focus | None = None
         self._recording: Recording | None = None
         self._trouble: list[str] = []
         if level in ("audit", "strict"):
             self.audit = Audit(faults(), self.passes)
+            self.audit.level = level
             self.tape = self.audit.tape
         elif level == "trace":
             self.tape = Tape()
+        if self.tape is not None:
+            self._focus = Focus(self.tape, always=self.audit is not None)
 
     def start(self) -> None:
         """Begin to watch, in this thread."""
         self.passes.start()
-        if self.level != "default":
-            self._recording = record()
+        if self._focus is not None:
+            self._recording = Recording(modules=False, met=self._focus.new)
             self._recording.__enter__()
         if self.audit is not None:
             self.audit.start()
-        elif self.tape is not None:
-            self.tape.start()
+        if self._focus is not None:
+            self._focus.start()
 
     def stop(self) -> None:
         """Watch no more; what was recorded can still be asked."""
+        if self._focus is not None:
+            self._focus.stop()
         if self.audit is not None:
             self.audit.stop()
-        elif self.tape is not None:
-            self.tape.stop()
         if self._recording is not None:
             self._recording.__exit__(None, None, None)
             self._recording = None

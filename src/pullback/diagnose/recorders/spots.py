@@ -8,16 +8,20 @@ from types import CodeType, FrameType
 from pullback.diagnose.evidence.frames import Spot
 from pullback.graph.recording.userfiles import user_files
 
-_LIBRARY: set[CodeType] = set()
-_USER: set[CodeType] = set()
-_MOST = 50_000
+# Of so many functions is remembered whose they are: by identity, for a code object takes long to hash.
+FUNCTIONS = 50_000
+_own: dict[int, bool] = {}
+_kept: list[CodeType] = []
 
 
 def spot_of(frame: FrameType | None) -> Spot | None:
     """The innermost point of the user's program at or above a frame; None if there is none."""
     while frame is not None:
         code = frame.f_code
-        if code in _USER or (code not in _LIBRARY and _met(frame)):
+        own = _own.get(id(code))
+        if own is None:
+            own = _met(frame)
+        if own:
             return Spot(code, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
     return None
@@ -29,9 +33,9 @@ def spot_here(depth: int = 1) -> Spot | None:
 
 
 def _met(frame: FrameType) -> bool:
-    if len(_LIBRARY) + len(_USER) > _MOST:
-        _LIBRARY.clear()
-        _USER.clear()
-    own = user_files(()).own(frame)
-    (_USER if own else _LIBRARY).add(frame.f_code)
+    if len(_kept) >= FUNCTIONS:
+        _own.clear()
+        _kept.clear()
+    _kept.append(frame.f_code)
+    own = _own[id(frame.f_code)] = user_files(()).own(frame)
     return own

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 from weakref import ref
 
@@ -27,9 +27,12 @@ SILENT = frozenset({
     "size", "dim", "numel", "stride", "is_floating_point", "is_complex", "storage_offset", "is_contiguous", "type",
     "data_ptr", "untyped_storage", "__len__", "ndimension", "nelement", "element_size", "__repr__", "__format__",
     "__hash__", "__dir__", "__get__", "backward", "_is_view", "is_inference", "get_device", "is_pinned",
-    "register_hook", "_set_grad_enabled",
+    "_set_grad_enabled",
 })  # fmt: skip
 SETTERS = frozenset({"data", "grad", "requires_grad"})
+CONTAINERS = (list, tuple, dict)
+# So many functions are remembered by their names.
+FUNCTIONS = 10_000
 
 
 class Value:
@@ -101,7 +104,9 @@ class Tape(TorchFunctionMode):
     """Hears the calls of torch of the thread that starts it.
 
     Args:
-        heard: Told of every call after it, with its arguments and result; whatever it raises stays here.
+        heard: Told of calls after them, with their arguments and results; whatever it raises stays here.
+        most: So many calls are remembered.
+        names: The names of the calls that ``heard`` is told of; None for all.
 
     Attributes:
         calls: The latest calls, the oldest first.
@@ -109,12 +114,15 @@ class Tape(TorchFunctionMode):
         running: Whether it hears.
     """
 
-    def __init__(self, heard: Heard | None = None, most: int = CALLS) -> None:
+    def __init__(self, heard: Heard | None = None, most: int = CALLS, names: Container[str] | None = None) -> None:
         super().__init__()
-        self.calls: deque[Call] = deque(maxlen=most)
+        self.calls: deque[Call] = deque()
         self.trouble: list[str] = []
         self.running = False
+        self._most = most
         self._heard = heard
+        self._tells = names
+        self._names: dict[Any, str] = {}
         self._values: dict[int, Value] = {}
         self._numbers = 0
         self._count = 0
@@ -128,10 +136,30 @@ class Tape(TorchFunctionMode):
             self.running = True
 
     def stop(self) -> None:
-        """Hear no more; only in the thread that started it."""
+        """Hear no more; only in the thread that started it, and not from inside a call that it hears."""
         if self.running and threading.get_ident() == self._thread:
-            self._replace([mode for mode in self._popped() if mode is not self])
-            self.running = False
+            modes = self._popped()
+            self._replace([mode for mode in modes if mode is not self])
+            self.running = self not in modes
+
+    def wrote(self, name: str, spot: Spot | None, before: list[tuple[Tensor, int]]) -> None:
+        """Note one call for much that was not heard.
+
+        Args:
+            name: What it is called.
+            spot: Where it was.
+            before: What it may have written to, each with its version before.
+        """
+        try:
+            number = torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]
+            call = Call(self._count, name, spot, torch.is_grad_enabled(), number)
+            self._count += 1
+            changed = [(each, old, new) for each, old in before if (new := version_of(each)) != old]
+            call.inputs = tuple(self._known(each) for each, _, _ in changed)
+            call.writes = tuple((self._new(each, call), old, new) for each, old, new in changed)
+            self._keep(call)
+        except Exception as problem:
+            self._failed(problem)
 
     def value_of(self, tensor: Tensor) -> Value | None:
         """What is noted of a tensor as it is now, if anything."""
@@ -151,60 +179,88 @@ class Tape(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        # Written out at length: it runs at every call of torch, under a trace function, where each call of Python's
+        # costs as much again.
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "?")
-        if name in SILENT or torch.compiler.is_compiling():
-            return func(*args, **kwargs)
-        if name == "__set__":
-            name = f"set {getattr(getattr(func, '__self__', None), '__name__', '?')}"
-            if name[4:] not in SETTERS:
-                return func(*args, **kwargs)
         try:
-            given = list(_tensors(args)) + list(_tensors(kwargs.values()))
+            name = self._names[func]
+        except (KeyError, TypeError):
+            name = self._name(func)
+        if not name or torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        given: list[Tensor] = []
+        before: list[int] = []
+        try:
+            for each in args:
+                if isinstance(each, Tensor):
+                    given.append(each)
+                elif isinstance(each, CONTAINERS):
+                    given.extend(_tensors((each,)))
+            for each in kwargs.values():
+                if isinstance(each, Tensor):
+                    given.append(each)
+                elif isinstance(each, CONTAINERS):
+                    given.extend(_tensors((each,)))
             call = Call(
                 self._count,
                 name,
                 spot_of(sys._getframe(1)),
                 torch.is_grad_enabled(),
-                torch.autograd._get_sequence_nr(),  # type: ignore[attr-defined]
+                torch._C._autograd._get_sequence_nr(),  # type: ignore[attr-defined]
             )
             self._count += 1
-            call.inputs = tuple(map(self._known, given))
-            before = [_version(tensor) for tensor in given]
+            inputs = []
+            for tensor in given:
+                known = self._values.get(id(tensor))
+                if known is None or known.tensor() is not tensor or known.requires_grad != tensor.requires_grad:
+                    known = self._known(tensor)
+                inputs.append(known)
+                try:
+                    before.append(tensor._version)
+                except RuntimeError:  # inference tensors have none
+                    before.append(-1)
+            call.inputs = tuple(inputs)
         except Exception as problem:  # the program must go on
             self._failed(problem)
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
         try:
             self._note(call, given, before, result)
-            if self._heard is not None:
-                with torch._C.DisableTorchFunction():
-                    self._heard(call, args, kwargs, result)
+            if self._heard is not None and (self._tells is None or name in self._tells):
+                self._heard(call, args, kwargs, result)
         except Exception as problem:
             self._failed(problem)
         return result
 
     def _note(self, call: Call, given: list[Tensor], before: list[int], result: Any) -> None:
-        changed = [
-            (tensor, old, new)
-            for tensor, old in zip(given, before, strict=True)
-            if (new := _version(tensor)) != old or call.name.startswith("set ")
-        ]
-        call.writes = tuple((self._new(tensor, call), old, new) for tensor, old, new in changed)
-        outputs = list(_tensors((result,)))
-        call.escaped = not outputs and result is not None and bool(given)
-        call.outputs = tuple(
-            known if (known := self.value_of(tensor)) is not None and known.maker is call else self._made(tensor, call)
-            for tensor in outputs
-        )
-        self.calls.append(call)
+        sets = call.name.startswith("set ")
+        for index, tensor in enumerate(given):
+            try:
+                now = tensor._version
+            except RuntimeError:
+                now = -1
+            if sets or now != before[index]:
+                call.writes = (*call.writes, (self._new(tensor, call), before[index], now))
+        outputs = [result] if isinstance(result, Tensor) else list(_tensors((result,)))
+        if outputs:
+            made = []
+            for tensor in outputs:
+                known = self._values.get(id(tensor))
+                same = known is not None and known.tensor() is tensor and known.requires_grad == tensor.requires_grad
+                # it may return what it has written, or what it was given as it was
+                if known is None or not same or (known.maker is not call and known not in call.inputs):
+                    known = self._new(tensor, call)
+                made.append(known)
+            call.outputs = tuple(made)
+        else:
+            call.escaped = result is not None and bool(given)
+        self._keep(call)
 
-    def _made(self, tensor: Tensor, call: Call) -> Value:
-        known = self.value_of(tensor)
-        if known is not None and any(known is value for value in call.inputs):
-            if known.requires_grad == tensor.requires_grad:
-                return known  # it returned what it was given
-        return self._new(tensor, call)
+    def _keep(self, call: Call) -> None:
+        self.calls.append(call)
+        if len(self.calls) > self._most:
+            # Values remember what made them: what is not on the tape any more must not lead further back.
+            self.calls.popleft().inputs = ()
 
     def _known(self, tensor: Tensor) -> Value:
         known = self.value_of(tensor)
@@ -218,6 +274,21 @@ class Tape(TorchFunctionMode):
             self._values = {key: value for key, value in self._values.items() if value.tensor() is not None}
         value = self._values[id(tensor)] = Value(self._numbers, tensor, maker)
         return value
+
+    def _name(self, func: Callable[..., Any]) -> str:
+        """The name of a function as the tape has it; empty for those that make and change nothing."""
+        name = getattr(func, "__name__", "?")
+        if name == "__set__":
+            what = getattr(getattr(func, "__self__", None), "__name__", "?")
+            name = f"set {what}" if what in SETTERS else ""
+        elif name in SILENT:
+            name = ""
+        try:
+            if len(self._names) < FUNCTIONS:
+                self._names[func] = name
+        except TypeError:  # it has no hash
+            pass
+        return name
 
     def _failed(self, problem: Exception) -> None:
         if len(self.trouble) < 20:
@@ -250,7 +321,8 @@ def _tensors(values: Iterable[Any], depth: int = 0) -> Iterator[Tensor]:
             yield from _tensors(value.values(), depth + 1)
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor's memory was written to; -1 where torch does not count."""
     try:
         return tensor._version
     except RuntimeError:  # inference tensors have none

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from pullback.graph.recording.follower import Follower
+from pullback.graph.recording.monitoring import Monitor
 from pullback.graph.recording.origins import Call as Call
 from pullback.graph.recording.origins import Origin as Origin
 from pullback.graph.recording.origins import known_origin, table_of_this_thread
 from pullback.graph.recording.tracing import TraceFunction, Tracer
 from pullback.graph.recording.userfiles import checked, user_files
 
+# Lines are heard of by the cheapest means that this Python has.
+FOLLOWER: type[Follower] = Monitor if sys.version_info >= (3, 12) else Tracer
 # So many sets of packages keep what is known of the functions that were met.
 TRACERS = 8
 
@@ -25,8 +29,8 @@ class _Thread:
     def __init__(self) -> None:
         self.table = table_of_this_thread()
         self._open: list[_Entered] = []
-        self._tracer: Tracer | None = None
-        self._tracers: dict[tuple[str, ...], Tracer] = {}
+        self._tracer: Follower | None = None
+        self._tracers: dict[tuple[tuple[str, ...], bool], Follower] = {}
 
     def enter(self, entered: _Entered, frame: FrameType | None) -> None:
         """Record for one more; called in this thread, with the innermost frame that is left to run."""
@@ -51,10 +55,15 @@ class _Thread:
         if self._tracer is not None:
             self._tracer.look()
 
+    def soon(self, action: Callable[[], None]) -> None:
+        """Do something once, at the next event of the user's code."""
+        if self._tracer is not None:
+            self._tracer.soon(action)
+
     def _follow(self, frame: FrameType | None) -> None:
         """Have the tracer that the open recordings need, and none if there is none."""
         packages = tuple(sorted({name for each in self._open for name in each.packages}))
-        new = self._of(packages) if self._open else None
+        new = self._of(packages, any(each.modules for each in self._open)) if self._open else None
         old = self._tracer
         if new is not None and new is old and new.running:
             return
@@ -63,12 +72,18 @@ class _Thread:
         if new is not None:
             new.start(frame, calls)
 
-    def _of(self, packages: tuple[str, ...]) -> Tracer:
-        if (found := self._tracers.get(packages)) is None:
+    def _of(self, packages: tuple[str, ...], modules: bool) -> Tracer:
+        key = packages, modules
+        if (found := self._tracers.get(key)) is None:
             if len(self._tracers) >= TRACERS:
                 self._tracers.clear()
-            found = self._tracers[packages] = Tracer(self.table, user_files(packages))
+            found = self._tracers[key] = FOLLOWER(self.table, user_files(packages), modules=modules, met=self._met)
         return found
+
+    def _met(self) -> None:
+        for each in self._open:
+            if each.met is not None:
+                each.met()
 
 
 class _Here(threading.local):
@@ -86,13 +101,17 @@ class _Entered:
 
     Args:
         packages: Installed packages whose lines count as the user's.
+        modules: Whether the calls of modules are noted too.
+        met: Told of each function of the user's as it is called for the first time.
 
     Attributes:
         thread: Where it was entered.
     """
 
-    def __init__(self, packages: tuple[str, ...]) -> None:
+    def __init__(self, packages: tuple[str, ...], modules: bool, met: Callable[[], None] | None) -> None:
         self.packages = packages
+        self.modules = modules
+        self.met = met
         self.thread = _HERE.thread
         self._threads: list[tuple[_Thread, int]] = []
 
@@ -162,16 +181,22 @@ class Recording(ContextDecorator):
 
     Args:
         packages: Installed packages whose lines count as the user's.
+        modules: Whether the calls of modules are noted too; lines alone take less time.
+        met: Told of each function of the user's as it is called for the first time, in the thread that calls it.
     """
 
-    def __init__(self, packages: Sequence[str] = ()) -> None:
+    def __init__(
+        self, packages: Sequence[str] = (), *, modules: bool = True, met: Callable[[], None] | None = None
+    ) -> None:
+        self._modules = modules
+        self._met = met
         self._packages = checked(packages)
         user_files(self._packages)
         self._entered: list[_Entered] = []
         self._seen = 0
 
     def __enter__(self) -> Self:
-        entered = _Entered(self._packages)
+        entered = _Entered(self._packages, self._modules, self._met)
         self._entered.append(entered)
         entered.enter(sys._getframe(1))
         _STARTING.add(entered)
@@ -187,6 +212,11 @@ class Recording(ContextDecorator):
         entered.leave(sys._getframe(1))
         if not self._entered:  # what was entered inside was counted outside
             self._seen += entered.seen
+
+    @staticmethod
+    def soon(action: Callable[[], None]) -> None:
+        """Do something once, at the next event of the user's code in this thread, if it is recorded."""
+        _HERE.thread.soon(action)
 
     def __len__(self) -> int:
         _HERE.thread.look()
@@ -207,7 +237,8 @@ def record(*, packages: Sequence[str] = ()) -> Recording:
     standard library and of installed packages count as a part of the user's line that called them, and what runs in a
     function of ``torch.compile`` as a part of the line that called that.
 
-    It listens to :func:`sys.settrace`, beside a debugger or a measurement of coverage that does so already. Threads
+    It listens to ``sys.monitoring`` (before Python 3.12 to :func:`sys.settrace`), beside a debugger or a measurement of
+    coverage that does so already. Threads
     that are started inside are recorded too; each numbers its nodes from 0, and of a number that several may have
     given, nothing is told.
 

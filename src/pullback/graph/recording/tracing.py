@@ -1,9 +1,4 @@
-"""Python's line events, and what they say of where the nodes of autograd were made.
-
-Before each line of the user's code, and at the end of each call of it, torch's counter of nodes is read: what was made
-since the last reading was made by the line that ran until now. A line that calls a function is the line that ran again
-when the function returns. Only here is known that the events are those of ``sys.settrace``.
-"""
+"""A follower by ``sys.settrace``, for Python before 3.12; only here is known what its events are."""
 
 from __future__ import annotations
 
@@ -15,23 +10,20 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 from weakref import ref
 
-from torch import nn
-from torch._C import _autograd
-
-from pullback.graph.recording.origins import NOWHERE, Module, Table
+from pullback.graph.recording.follower import (
+    FUNCTIONS,
+    MODULE_CALL,
+    Calls,
+    Follower,
+    from_outermost,
+    is_compiled,
+)
+from pullback.graph.recording.origins import NOWHERE, Table
 from pullback.graph.recording.userfiles import UserFiles
 
 TraceFunction = Callable[..., Any]
 # What a call of some code does: it may return what is told of the events in it.
 Action = Callable[[FrameType], TraceFunction | None]
-# Open calls of modules, outermost first, and their numbers; 0 for those in which nothing was made until now.
-Calls = list[tuple[Module, int]]
-
-MODULE_CALL: CodeType = nn.Module._call_impl.__code__
-# The functions that torch.compile returns: what runs in them is not the program as it is written.
-COMPILED_FILE, COMPILED_NAME = "eval_frame.py", "_TorchDynamoContext.__call__.<locals>."
-# Of so many functions is remembered whose they are.
-FUNCTIONS = 50_000
 GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -69,132 +61,53 @@ class Both:
         frame.f_trace = self.theirs
 
 
-class Tracer:
-    """Follows one thread and notes where its nodes are made.
+class Tracer(Follower):
+    """Follows one thread by its trace function."""
 
-    Args:
-        table: Where it is noted.
-        files: Which lines are the user's.
-    """
+    __slots__ = ("_actions", "_apart", "_entry", "_kept", "_library", "_previous", "_within")
 
-    __slots__ = (
-        "_actions",
-        "_apart",
-        "_calls",
-        "_entry",
-        "_files",
-        "_kept",
-        "_library",
-        "_live",
-        "_place",
-        "_places",
-        "_previous",
-        "_read",
-        "_stop",
-        "_table",
-        "_within",
-    )  # fmt: skip
-
-    def __init__(self, table: Table, files: UserFiles) -> None:
-        self._table = table
-        self._files = files
+    def __init__(
+        self, table: Table, files: UserFiles, *, modules: bool = True, met: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(table, files, modules=modules, met=met)
         self._library: set[int] = set()  # ids of code that is not the user's
         self._actions: dict[int, Action] = {}  # by ids of code
         self._kept: list[CodeType] = []  # so that their ids stay theirs
-        self._read: Callable[[], int] = self._still
         self._previous: TraceFunction | None = None
         self._within: TraceFunction = self._within_program()
         self._apart: TraceFunction = _within_compiled
         self._entry = self._within
-        self._live = False
-        self._reset()
-
-    def _reset(self) -> None:
-        self._stop = 0  # the last reading
-        self._place = NOWHERE  # of the line that runs
-        self._places: list[int] = []  # of the lines that called it
-        self._calls: Calls = []  # the open calls of modules
 
     @property
     def running(self) -> bool:
-        """Whether this thread's events come here."""
         return sys.gettrace() is self._entry
 
     def start(self, frame: FrameType | None, calls: Calls) -> None:
-        """Begin to follow this thread.
-
-        Args:
-            frame: The innermost frame that is left to run.
-            calls: The open calls of modules, if another tracer has followed it until now.
-        """
         self._reset()
         self._previous = previous = sys.gettrace()
         self._within, self._apart = self._within_program(), _within_compiled
         if previous is not None:
             self._within, self._apart = (self._after(previous, ours) for ours in (self._within, self._apart))
         self._entry = self._within
-        self._stop = _autograd._get_sequence_nr()
-        self._table.skip(self._stop)
-        self._read, self._live = self._still, True
-        for each in _from_outermost(frame):
+        self._begin()
+        for each in from_outermost(frame):
             local = None if self._entry is self._apart else self._met(each)
             if local is not None:
                 local(each, "line", None)
                 each.f_trace = local if previous is None else Both(local, each.f_trace, each)
-        if len(calls) == len(self._calls):
-            self._calls = calls
-        self._read = _autograd._get_sequence_nr
+        self._follow(calls)
         sys.settrace(self._entry)
 
     def stop(self, frame: FrameType | None) -> Calls:
-        """Follow this thread no longer, and leave it to who followed it before, unless another has come since.
-
-        Args:
-            frame: The innermost frame that is left to run.
-
-        Returns:
-            The open calls of modules.
-        """
+        """The thread is left to who followed it before, unless another has come since."""
         if self.running:
             self.look()
             sys.settrace(self._previous)
-        for each in _from_outermost(frame):
+        for each in from_outermost(frame):
             _leave(each)
         calls = self._calls
         self.halt()
         return calls
-
-    def halt(self) -> None:
-        """Note nothing more; may be called from another thread, whose events end with its next call."""
-        self._live = False
-        self._read = self._still
-        self._calls = []
-
-    def look(self) -> None:
-        """Note what was made since the last event, if it is this thread's turn."""
-        if self.running and (now := self._read()) != self._stop:
-            self._note(now)
-
-    def _note(self, now: int) -> None:
-        call = 0
-        if self._calls and not (call := self._calls[-1][1]):
-            call = self._number_calls()
-        self._table.note(now, self._place, call)
-        self._stop = now
-
-    def _number_calls(self) -> int:
-        """Number the open calls in which nothing was made until now; the number of the innermost."""
-        around = 0
-        for i, (module, number) in enumerate(self._calls):
-            if not number:
-                number = self._table.call(around, module)
-                self._calls[i] = module, number
-            around = number
-        return around
-
-    def _still(self) -> int:
-        """What is read when nothing more is noted: that nothing was made."""
-        return self._stop
 
     def _within_program(self) -> TraceFunction:
         library, actions, meet = self._library, self._actions, self._meet
@@ -234,13 +147,15 @@ class Tracer:
             self._actions.clear()
             self._kept.clear()
         self._kept.append(code)
-        if code is MODULE_CALL:
+        if code is MODULE_CALL and self._modules:
             action: Action = self._module_call
-        elif code.co_filename.endswith(COMPILED_FILE) and _is_compiled(code):
+        elif is_compiled(code):
             _leave_uncompiled()
             action = self._compiled_call
         elif self._files.own(frame):
             action = self._user_call(code)
+            if self._met_new is not None:
+                self._met_new()
         else:
             self._library.add(id(code))
             return None
@@ -248,8 +163,7 @@ class Tracer:
         return action(frame)
 
     def _user_call(self, code: CodeType) -> Action:
-        name = code.co_qualname.rpartition("<locals>.")[2]
-        base = self._table.function(code.co_filename, name)
+        base = self._function(code)
 
         def line(frame: FrameType, event: str, arg: Any) -> TraceFunction:
             now = self._read()
@@ -324,26 +238,13 @@ def _within_compiled(frame: FrameType, event: str, arg: Any) -> None:
 def _leave_uncompiled() -> None:
     """Tell Dynamo that what traces its functions is no part of them."""
     dynamo = sys.modules["torch._dynamo.eval_frame"]
-    own = [value for value in globals().values() if getattr(value, "__module__", None) == __name__]
+    own = [Follower, *(value for value in globals().values() if getattr(value, "__module__", None) == __name__)]
     functions = [each for value in own for each in (vars(value).values() if isinstance(value, type) else [value])]
     codes = [function.__code__ for function in functions if isinstance(function, FunctionType)]
     while codes:
         code = codes.pop()
         dynamo.skip_code(code)
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-
-
-def _is_compiled(code: CodeType) -> bool:
-    inner = code.co_qualname.removeprefix(COMPILED_NAME)
-    return inner != code.co_qualname and "<locals>" not in inner
-
-
-def _from_outermost(frame: FrameType | None) -> list[FrameType]:
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames[::-1]
 
 
 def _is_ours(trace: Any) -> bool:
