@@ -14,6 +14,9 @@ from pullback.api.prepare import Prepared as Prepared
 from pullback.api.prepare import prepare as prepare
 from pullback.check.door import check as check
 from pullback.data.pattern import Pattern as Pattern
+from pullback.diagnose.doors import explain_errors as explain_errors
+from pullback.diagnose.doors import install as install
+from pullback.diagnose.session import explain as explain
 from pullback.graph.graph import Graph as Graph
 from pullback.graph.leaks.watch import watch_graphs as watch_graphs
 from pullback.graph.recording.record import record as record
@@ -32,9 +35,12 @@ __all__ = [
     "combine",
     "conflicts",
     "errors",
+    "explain",
+    "explain_errors",
     "grad",
     "graph",
     "hessian",
+    "install",
     "jacobian",
     "jacobian_of",
     "precision",

@@ -9,9 +9,11 @@ import os
 import tempfile
 import textwrap
 import traceback
+import warnings
 from pathlib import Path
 
 import torch
+import torch._dynamo  # torch.optim imports it at first use: once here rather than in every child
 
 from pullback.diagnose.program import run_script
 
@@ -28,6 +30,7 @@ def told(source, level="default", *, arguments=()):
         status = 1
         try:
             torch.set_num_threads(1)
+            warnings.resetwarnings()  # as a program has them, not as the tests do
             with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
                 os.chdir(folder)
                 ended = run_script(str(file), arguments, level)

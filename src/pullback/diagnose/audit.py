@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import FrameType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,11 @@ SHARE = 0.2
 FINDINGS = 5
 # A graph is walked so far.
 NODES = 20_000
+# So many threads are remembered.
+THREADS = 1000
+EVENTS = (
+    "before_backward", "after_backward", "before_step", "after_step", "after_zero_grad", "warned", "at_end",
+)  # fmt: skip
 
 
 @dataclass
@@ -109,6 +115,50 @@ class Step:
             yield from group["params"]
 
 
+@dataclass(frozen=True)
+class Wrapped:
+    """A parameter that was made of a computed tensor.
+
+    Attributes:
+        spot: Where.
+        made: The parameter.
+        sources: The leaves that the tensor was computed from.
+    """
+
+    spot: Spot
+    made: ref[Tensor]
+    sources: list[ref[Tensor]]
+
+
+def leaves_behind(nodes: Iterable[Node]) -> list[Tensor]:
+    """The leaves behind some nodes; the graph is walked over ``NODES`` nodes."""
+    seen = dict.fromkeys(nodes)
+    stack = list(seen)
+    while stack and len(seen) < NODES:
+        for child, _ in stack.pop().next_functions:
+            if child is not None and child not in seen:
+                seen[child] = None
+                stack.append(child)
+    order = list(seen)
+    free_gently(order)
+    return [node.variable for node in order if node.name() == "torch::autograd::AccumulateGrad"]  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Started:
+    """A thread that was started where grad mode was off, and has ended.
+
+    Attributes:
+        spot: Where it was started.
+        nodes: How many nodes of autograd it made.
+        passes: Whether it ran a backward pass.
+    """
+
+    spot: Spot
+    nodes: int
+    passes: bool
+
+
 class Audit:
     """Listens to a program for all faults.
 
@@ -119,17 +169,25 @@ class Audit:
     Attributes:
         tape: The tape of all calls of torch.
         optimizers: The optimizers that were met.
+        made: Where they were made, as far as that was heard.
         trouble: What went wrong in a fault; the program does not notice.
+        level: ``audit``, or ``strict``: what takes more time is done only then.
         over: Whether the program has ended.
         crashed: Whether it ended with an exception.
+        variables: Those of the main module, once the program has ended.
+        wrapped: The parameters that were made of computed tensors.
+        threads: The threads that started where grad mode was off, and have ended.
     """
 
     def __init__(self, faults: Iterable[Fault], passes: Passes) -> None:
         self.faults = tuple(faults)
         self.passes = passes
-        self.tape = Tape(self._heard)
+        self.threads: list[Started] = []
         self.optimizers: WeakSet[Optimizer] = WeakSet()
+        self.wrapped: list[Wrapped] = []
+        self.made: WeakKeyDictionary[Optimizer, Spot | None] = WeakKeyDictionary()
         self.trouble: list[str] = []
+        self.level = "audit"
         self.over = False
         self.crashed = False
         self._findings: dict[tuple[str, str, int, str], Diagnosis] = {}
@@ -137,18 +195,24 @@ class Audit:
         for fault in self.faults:
             for name in fault.hears:
                 self._by_call.setdefault(name, []).append(fault)
-        self._open: list[Backward] = []
+        self._by_event = {
+            name: [fault for fault in self.faults if getattr(type(fault), name) is not getattr(Fault, name)]
+            for name in EVENTS
+        }
+        names = None if "*" in self._by_call else frozenset(self._by_call)
+        self.tape = Tape(self._heard, names=names)
+        self._open = threading.local()
         self._steps: dict[int, int] = {}
         self._undo: list[Callable[[], Any]] = []
-        self._globals: Mapping[str, Any] = {}
-        self._names: tuple[float, Names] | None = None
+        self.variables: Mapping[str, Any] = {}
+        self._names: Names | None = None
         self._began = time.perf_counter()
         self._spent = 0.0
 
     @property
     def findings(self) -> tuple[Diagnosis, ...]:
         """What was found, in the order of the lines of each file."""
-        found = sorted(self._findings.values(), key=lambda each: (each.marks[0].place[:2] if each.marks else ("", 0)))
+        found = sorted(self._findings.values(), key=lambda each: each.marks[0].place[:2] if each.marks else ("", 0))
         kept: dict[str, list[Diagnosis]] = {}
         for each in found:
             kept.setdefault(each.code, []).append(each)
@@ -177,7 +241,9 @@ class Audit:
         return self._spent < 0.5 or self._spent < SHARE * elapsed
 
     def frames(self) -> list[Frame]:
-        """The user's frames that run now, the innermost first."""
+        """The user's frames that run now, the innermost first; none when the program has ended."""
+        if self.over:
+            return []
         files = user_files(())
         found, frame = [], sys._getframe(1)
         here: FrameType | None = frame
@@ -190,16 +256,15 @@ class Audit:
     @property
     def names(self) -> Names:
         """What the user calls tensors and modules now: by the frames that run, or at the end by the main module."""
-        now = time.perf_counter()
-        if self._names is not None and now - self._names[0] < 1e-3:
-            return self._names[1]
+        if self._names is not None:
+            return self._names
         names = Names()
-        scopes = [{**frame.local, **frame.module} for frame in self.frames()] or [dict(self._globals)]
+        scopes = [{**frame.local, **frame.module} for frame in self.frames()] or [dict(self.variables)]
         for scope in scopes:
             for name, thing in scope.items():
                 if name.isidentifier() and not name.startswith("_"):
                     names.add(name, thing)
-        self._names = (time.perf_counter(), names)
+        self._names = names  # until the end of this event: it holds nodes
         return names
 
     def name_of(self, tensor: Tensor, otherwise: str = "a tensor") -> str:
@@ -212,7 +277,7 @@ class Audit:
 
     def modules(self) -> list[tuple[str, nn.Module]]:
         """The outermost modules that the user's names lead to now, by name."""
-        scopes = [{**frame.local, **frame.module} for frame in self.frames()] or [dict(self._globals)]
+        scopes = [{**frame.local, **frame.module} for frame in self.frames()] or [dict(self.variables)]
         found: dict[int, tuple[str, nn.Module]] = {}
         for scope in scopes:
             for name, thing in scope.items():
@@ -232,56 +297,67 @@ class Audit:
         listen(self)
         before = register_optimizer_step_pre_hook(self._steps_now)
         after = register_optimizer_step_post_hook(self._has_stepped)
-        self._undo += [lambda: forget(self), before.remove, after.remove, self._wrap_zero_grad(), self._wrap_warnings()]
+        self._undo += [lambda: forget(self), before.remove, after.remove]
+        self._undo += [
+            self._wrap_parameters(),
+            self._wrap_init(),
+            self._wrap_zero_grad(),
+            self._wrap_warnings(),
+            self._wrap_threads(),
+        ]
         self._began = time.perf_counter()
-        self.tape.start()
 
     def stop(self) -> None:
         """Listen no more."""
-        self.tape.stop()
         while self._undo:
             self._undo.pop()()
 
     def finish(self, variables: Mapping[str, Any], *, crashed: bool) -> None:
         """The program has ended: tell all, with the variables of its main module."""
         if not self.over:
-            self.over, self.crashed, self._globals, self._names = True, crashed, variables, None
-            with torch._C.DisableTorchFunction():
-                self._tell("at_end")
+            self.over, self.crashed, self.variables = True, crashed, variables
+            self._tell("at_end")
+            self.variables = {}
 
     def begins(self, roots: Sequence[Any], seeds: Sequence[Any], options: Sequence[Any], frame: FrameType) -> None:
         """A backward pass begins."""
-        inputs = options[2] if len(options) > 2 else ()
+        backward = None
         with torch._C.DisableTorchFunction():
-            backward = Backward(self.passes.all[-1], roots, seeds, inputs, frame)
-            self._open.append(backward)
-            with suppress(RuntimeError):
-                backward.had_grad = {id(leaf) for leaf in backward.leaves if leaf.grad is not None}
-            self._tell("before_backward", backward)
+            me = threading.get_ident()
+            record = next((each for each in reversed(list(self.passes.all)) if each.thread == me), None)
+            if record is not None:
+                backward = Backward(record, roots, seeds, options[2] if len(options) > 2 else (), frame)
+                with suppress(RuntimeError):
+                    backward.had_grad = {id(leaf) for leaf in backward.leaves if leaf.grad is not None}
+                self._tell("before_backward", backward)
+        if not hasattr(self._open, "passes"):
+            self._open.passes = []
+        self._open.passes.append(backward)
 
     def ended(self, frame: FrameType, *, failed: bool) -> None:
         """A backward pass has ended."""
-        backward = self._open.pop()
-        if not failed:
-            with torch._C.DisableTorchFunction():
-                self._tell("after_backward", backward)
+        backward = self._open.passes.pop() if getattr(self._open, "passes", None) else None
+        if backward is not None and not failed:
+            self._tell("after_backward", backward)
 
     def _heard(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        for fault in (*self._by_call.get(call.name, ()), *self._by_call.get("*", ())):
-            try:
-                fault.after_call(self, call, args, kwargs, result)
-            except Exception as problem:
-                self._failed(fault, problem)
+        with torch._C.DisableTorchFunction():
+            for fault in (*self._by_call.get(call.name, ()), *self._by_call.get("*", ())):
+                try:
+                    fault.after_call(self, call, args, kwargs, result)
+                except Exception as problem:
+                    self._failed(fault, problem)
+        self._names = None
 
     def _tell(self, what: str, *about: Any) -> None:
         begin = time.perf_counter()
-        for fault in self.faults:
-            if getattr(type(fault), what) is getattr(Fault, what):
-                continue
-            try:
-                getattr(fault, what)(self, *about)
-            except Exception as problem:
-                self._failed(fault, problem)
+        with torch._C.DisableTorchFunction():
+            for fault in self._by_event[what]:
+                try:
+                    getattr(fault, what)(self, *about)
+                except Exception as problem:
+                    self._failed(fault, problem)
+        self._names = None
         self._spent += time.perf_counter() - begin
 
     def _failed(self, fault: Fault, problem: Exception) -> None:
@@ -293,13 +369,51 @@ class Audit:
         return Step(optimizer, spot_here(2), self._steps.get(id(optimizer), 0))
 
     def _steps_now(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        with torch._C.DisableTorchFunction():
-            self._tell("before_step", self._step(optimizer))
+        self._tell("before_step", self._step(optimizer))
 
     def _has_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        with torch._C.DisableTorchFunction():
-            self._tell("after_step", self._step(optimizer))
+        self._tell("after_step", self._step(optimizer))
         self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
+
+    def _wrap_parameters(self) -> Callable[[], None]:
+        """Note the parameters that are made of what is computed: they do not depend on it."""
+        original = nn.Parameter.__new__
+
+        def new(kind: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+            made = original(kind, data, *args, **kwargs)
+            try:
+                if issubclass(type(data), Tensor) and data.grad_fn is not None and len(self.wrapped) < THREADS:
+                    spot = spot_here(2)
+                    if spot is not None:
+                        sources = [ref(leaf) for leaf in leaves_behind([data.grad_fn])]
+                        self.wrapped.append(Wrapped(spot, ref(made), sources))
+            except Exception as problem:
+                self.trouble.append(f"parameter: {type(problem).__name__}: {problem}")
+            return made
+
+        nn.Parameter.__new__ = new  # type: ignore[method-assign]
+
+        def undo() -> None:
+            nn.Parameter.__new__ = staticmethod(original)  # type: ignore[method-assign]
+
+        return undo
+
+    def _wrap_init(self) -> Callable[[], None]:
+        original = Optimizer.__init__
+
+        @functools.wraps(original)
+        def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            with suppress(TypeError):
+                self.optimizers.add(optimizer)
+                self.made[optimizer] = spot_here(2)
+
+        Optimizer.__init__ = init  # type: ignore[method-assign]
+
+        def undo() -> None:
+            Optimizer.__init__ = original  # type: ignore[method-assign]
+
+        return undo
 
     def _wrap_zero_grad(self) -> Callable[[], None]:
         original = Optimizer.zero_grad
@@ -307,8 +421,7 @@ class Audit:
         @functools.wraps(original)
         def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             result = original(optimizer, *args, **kwargs)
-            with torch._C.DisableTorchFunction():
-                self._tell("after_zero_grad", self._step(optimizer))
+            self._tell("after_zero_grad", self._step(optimizer))
             return result
 
         Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
@@ -325,12 +438,43 @@ class Audit:
             original(message, category, filename, lineno, *rest, **named)
             spot = spot_of(sys._getframe(1))
             mark = Mark.at(Place(filename, lineno, ""), "") if spot is None else spot.mark("")
-            with torch._C.DisableTorchFunction():
-                self._tell("warned", str(message), category, mark)
+            self._tell("warned", str(message), category, mark)
 
         warnings.showwarning = showwarning
 
         def undo() -> None:
-            warnings.showwarning = original
+            if warnings.showwarning is showwarning:
+                warnings.showwarning = original
+
+        return undo
+
+    def _wrap_threads(self) -> Callable[[], None]:
+        """Note what becomes of threads that start where grad mode is off: they do not inherit that."""
+        start = threading.Thread.start
+        run_all = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+        waiting: dict[int, Spot | None] = {}
+
+        @functools.wraps(start)
+        def starts(thread: threading.Thread) -> None:
+            if not torch.is_grad_enabled():
+                waiting[id(thread)] = spot_here(2)
+            start(thread)
+
+        @functools.wraps(run_all)
+        def runs(thread: threading.Thread) -> None:
+            spot = waiting.pop(id(thread), None)
+            run_all(thread)
+            made = torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]
+            if spot is not None and made and len(self.threads) < THREADS:
+                me = threading.get_ident()
+                passes = any(each.thread == me for each in list(self.passes.all))
+                self.threads.append(Started(spot, made, passes))
+
+        threading.Thread.start = starts  # type: ignore[method-assign]
+        threading.Thread._bootstrap_inner = runs  # type: ignore[attr-defined]
+
+        def undo() -> None:
+            threading.Thread.start = start  # type: ignore[method-assign]
+            threading.Thread._bootstrap_inner = run_all  # type: ignore[attr-defined]
 
         return undo

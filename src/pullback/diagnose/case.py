@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from pullback.graph.names import Names
 from pullback.graph.recording.record import origin_of
 from pullback.graph.saved import pieces
 from pullback.graph.values import Place
+
+T = TypeVar("T")
 
 
 class Case:
@@ -54,6 +56,7 @@ class Case:
         self.tape = tape
         self.traced = traced
         self._lower = self.message.lower()
+        self._made: dict[str, Any] = {}
 
     def says(self, *fragments: str) -> bool:
         """Whether any of these is in the message; upper and lower case are the same."""
@@ -155,6 +158,14 @@ class Case:
             if frame.f_code.co_filename.endswith(file_end) and frame.f_code.co_name == function:
                 found = frame
         return None if found is None else dict(found.f_locals)
+
+    def once(self, make: Callable[[Case], T]) -> T:
+        """What a function finds out about this case, found out once; it must not hold the case."""
+        key = f"{make.__module__}.{make.__qualname__}"
+        if key not in self._made:
+            self._made[key] = make(self)
+        found: T = self._made[key]
+        return found
 
     @cached_property
     def values(self) -> list[Value]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pullback.errors import ValueMismatch
 from pullback.graph.values import Place
+from pullback.language import say
 from pullback.words import dtype_name
 
 Confidence = Literal["high", "medium", "low"]
@@ -222,6 +223,13 @@ class Report:
 
     def __bool__(self) -> bool:
         return bool(self.diagnoses or self.findings)
+
+    def __str__(self) -> str:
+        from pullback.diagnose.reports.text import plain  # noqa: PLC0415 - a value knows how it is shown, not more
+
+        return plain(self) or say("no cause that is known here fits this error")
+
+    __repr__ = __str__
 
     def of_rank(self, rank: int | None) -> Report:
         """The same, said of one process of a distributed run."""

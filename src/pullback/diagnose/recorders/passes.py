@@ -78,7 +78,8 @@ class Passes:
             tuple(map(_number, roots)),
             bool(options[0]) if options else False,
             bool(options[1]) if len(options) > 1 else False,
-            bool(options[4]) if len(options) > 4 else True,
+            # torch.autograd.grad says so by keyword, which the engine does not tell
+            frame.f_code is not torch.autograd.grad.__code__ and (bool(options[4]) if len(options) > 4 else True),
         )
         self._open.last = made
         self.all.append(made)

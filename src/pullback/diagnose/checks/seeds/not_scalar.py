@@ -1,9 +1,14 @@
-"""PB101."""
+"""PB101: an output of several elements, and no seed."""
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.none_definitions import made, operand
+from pullback.diagnose.evidence.seed_roots import called_root
+from pullback.diagnose.evidence.seed_vectors import is_unreduced, unseeded, vector_of_losses
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -17,6 +22,10 @@ class NotScalar(Cause):
     Jacobian.
 
     Reduce to a scalar (``y.mean().backward()`` is the usual loss), or pass the weights: ``y.backward(weights)``.
+    ``torch.autograd.grad`` does not return a Jacobian either: it sums over the outputs with the weights of
+    ``grad_outputs``. For the whole Jacobian use ``torch.func.jacrev``.
+
+    ``retain_graph=True`` or ``loss.requires_grad = True`` change nothing here.
     """
 
     code = "PB101"
@@ -24,22 +33,19 @@ class NotScalar(Cause):
     says = ("grad can be implicitly created only for scalar outputs",)
 
     def diagnose(self, case: Case) -> Diagnosis | None:
-        asked = case.asked
-        if asked is None or case.site is None:
+        pair = unseeded(case)
+        if pair is None or case.site is None or not isinstance(pair.root, Tensor):
             return None
-        root = next(
-            (root for root, seed in zip(asked.tensors, [*asked.seeds, *[None] * len(asked.tensors)], strict=False)
-             if seed is None and root.numel() != 1),
-            None,
-        )  # fmt: skip
-        if root is None:
+        if is_unreduced(case, pair) or vector_of_losses(pair.root):
             return None
-        name = case.name_of(root) or case.text(case.root) or "y"
-        made = case.line_of(root.grad_fn)
+        root, name = pair.root, called_root(case, pair)
         marks = [case.mark(say("a seed is missing here"))]
-        if made is not None:
-            marks.append(case.mark_at(made, say("{name} was made here", name=name)))
-        edits = (case.site.source.replaced(case.root, f"{case.text(case.root)}.mean()"),) if case.root and asked.method else ()
+        marks += made(case, pair.root, pair.written, say("{name} was made here", name=name))
+        backward = case.asked is not None and case.asked.verb == "backward"
+        short = operand(case, pair.written)
+        reduced = f"{short}.mean()" if backward else f"{short}.sum()"
+        edits = (case.site.source.replaced(pair.written, reduced),) if pair.written is not None else ()
+        code = f"{reduced}.backward()" if case.asked and case.asked.method else case.site.source.code(*edits)
         return self.found(
             say(
                 "{name} has shape {shape}, that is {count} elements. Only an output with one element has an obvious "
@@ -49,13 +55,9 @@ class NotScalar(Cause):
                 count=root.numel(),
             ),
             marks,
-            Fix(
-                say("Reduce it to a scalar first, or pass one weight for each element."),
-                f"{name}.mean().backward()    # or: {name}.backward(torch.ones_like({name}))",
-                edits,
-                "medium",
-            ),
+            Fix(say("Reduce it to a scalar first, or pass one weight for each element."), code, edits, "medium"),
             tensors=[case.subject(root, "root", name)],
+            useless=[say("retain_graph=True: it says how long the graph lives, not which elements are meant")],
         )
 
     @staticmethod

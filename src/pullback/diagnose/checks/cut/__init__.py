@@ -1,0 +1,1 @@
+"""Roots without a graph: where the path from the parameters to the root was cut."""

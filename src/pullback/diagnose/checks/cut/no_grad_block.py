@@ -1,0 +1,81 @@
+"""PB201: the forward pass ran in a block under torch.no_grad()."""
+
+from __future__ import annotations
+
+import ast
+
+from pullback.diagnose.case import Case
+from pullback.diagnose.evidence.cut_cause import RootWithoutGraph, fix_of, without_block
+from pullback.diagnose.evidence.cuts import Cut
+from pullback.diagnose.values import Fix
+from pullback.language import say
+
+
+class NoGradBlock(RootWithoutGraph):
+    """The forward pass ran in a block under ``torch.no_grad()``, so no graph was recorded.
+
+    Under ``torch.no_grad()`` every operation gives a tensor that does not require grad, whatever went in. What
+    is computed from it afterwards has no graph either, and ``backward()`` has nothing to go back through.
+
+    Take the forward pass out of the block and leave in it only what needs no gradient: evaluation, updates of
+    parameters by hand, statistics. If just one part is to be left out of the gradient, put only this part into
+    the block.
+
+    Setting ``loss.requires_grad = True`` silences the error, but the parameters then never get a gradient.
+    """
+
+    code = "PB201"
+    title = "The forward pass ran under torch.no_grad(), so the root has no graph."
+    kinds = ("no_grad",)
+
+    def cause(self, case: Case, cut: Cut, root: str) -> str:
+        return say(
+            "{text} (line {line}) ran in a block that turns the recording off, so its result does not require "
+            "grad, and "
+            "neither does {root}, which is computed from it.",
+            text=cut.text,
+            line=cut.node.lineno,
+            root=root,
+        )
+
+    def what(self, cut: Cut) -> str:
+        return say("this ran without being recorded")
+
+    def fix(self, case: Case, cut: Cut, cuts: list[Cut]) -> Fix:
+        block = cut.region[1] if cut.region is not None else None
+        source = cut.region[2].source if cut.region is not None else cut.source
+        edits = without_block(source, block) if isinstance(block, ast.With | ast.AsyncWith) else ()
+        whole = {id(each.region[1]) for each in cuts if each.region is not None}
+        return fix_of(
+            cut,
+            say("Run it outside of the block."),
+            edits,
+            "high" if edits and len(whole) == 1 else "medium",
+            cut.source.text(cut.statement) if cut.statement is not None and not edits else "",
+        )
+
+    @staticmethod
+    def bad() -> None:
+        import torch
+
+        net = torch.nn.Linear(4, 2)
+
+        def features(x):
+            with torch.no_grad():
+                h = net(x)
+            return h
+
+        loss = features(torch.randn(3, 4)).square().mean()
+        loss.backward()
+
+    @staticmethod
+    def good() -> None:
+        import torch
+
+        net = torch.nn.Linear(4, 2)
+
+        def features(x):
+            return net(x)
+
+        loss = features(torch.randn(3, 4)).square().mean()
+        loss.backward()

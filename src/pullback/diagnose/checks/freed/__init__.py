@@ -1,0 +1,1 @@
+"""Graphs that were freed, and functions that cannot be differentiated (twice)."""

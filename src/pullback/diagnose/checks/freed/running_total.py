@@ -1,0 +1,124 @@
+"""PB306: the backward pass of a total that still holds the graphs of earlier turns."""
+
+from __future__ import annotations
+
+import ast
+
+from pullback.diagnose.case import Case
+from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.freed import SECOND_TIME, Name, Reentry, update_of
+from pullback.diagnose.evidence.freed_flow import path_of
+from pullback.diagnose.evidence.freed_report import alone, earlier_mark, failing_mark, marked, not_retain, of_kind
+from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
+from pullback.language import say
+
+
+class RunningTotal(Cause):
+    """`backward()` was called on a running total, whose earlier terms were differentiated in earlier turns.
+
+    `total = total + loss` makes a new tensor whose graph holds the graphs of all terms so far. Calling
+    `total.backward()` in each turn differentiates the first term in every turn; its graph was freed by the first.
+
+    Differentiate the loss of the turn, and add up its value only: `loss.backward()`, `total += loss.detach()` (or
+    `loss.item()`). If one step is to be made for several batches, either call `loss.backward()` for each and step
+    afterwards, or call `total.backward()` once after the loop.
+    """
+
+    code = "PB306"
+    title = "A running total was differentiated in each turn; its earlier terms had been freed by the turns before."
+    says = SECOND_TIME
+
+    def diagnose(self, case: Case) -> Diagnosis | None:
+        found = of_kind(case, "total")
+        if found is None or found.name is None or found.name.loop is None:
+            return None
+        name, frame = found.name.held.variable, found.name.held.frame
+        update = update_of(frame, found.name.loop, name)
+        marks = [failing_mark(case, found, say("{name} holds the graphs of all turns so far", name=name))]
+        if update is None:
+            marks += _filling(found.name)
+        else:
+            marks.append(
+                marked(frame.source, update, say("each turn's loss is added here", name=name), frame.place.function)
+            )
+        marks += earlier_mark(found, say("in the turn before, this pass freed the earlier terms of {name}", name=name))
+        return self.found(
+            say(
+                "{name} is a sum over the turns of the loop. Its earlier terms were differentiated in earlier turns, "
+                "which freed their graphs; this turn differentiates them again.",
+                name=name,
+            ),
+            marks,
+            self._fix(found, found.name, update),
+            tensors=[case.subject(found.name.held.tensor, "total", name)],
+            confidence="high" if found.certain else "medium",
+            useless=[not_retain()],
+        )
+
+    @staticmethod
+    def _fix(found: Reentry, name: Name, update: ast.stmt | None) -> Fix:
+        source, total = name.held.frame.source, name.held.variable
+        text = say("Differentiate the loss of this turn only, and add its value to the total without its graph.")
+        term = _term(update, total)
+        if term is None or update is None:
+            keeping = f"{total} += loss.detach()" if name.held.path == total else f"{total}.append(loss.detach())"
+            return Fix(text, f"loss.backward()\n{keeping}")
+        written = source.text(term)
+        used = {each.id for each in ast.walk(source.tree) if isinstance(each, ast.Name)}
+        loss = written if written.isidentifier() else "loss" if "loss" not in used else "loss_of_turn"
+        lines = ([] if loss == written else [f"{loss} = {written}"]) + [f"{total} = {total} + {loss}.detach()"]
+        edits: tuple[Edit, ...] = ()
+        call = found.call
+        root = call.func.value if call is not None and isinstance(call.func, ast.Attribute) else None
+        if alone(source, update) and root is not None and path_of(root) == total and name.held.frame is found.asking:
+            indent = source.indent(update.lineno)
+            summed = Edit(
+                source.file,
+                update.lineno,
+                update.end_lineno or update.lineno,
+                "\n".join(indent + each for each in lines),
+            )
+            edits = (summed, source.replaced(root, loss))
+        return Fix(
+            text, "\n".join([*lines, f"{loss}.backward()"]), edits, "high" if edits and found.certain else "medium"
+        )
+
+    @staticmethod
+    def bad() -> None:
+        import torch
+
+        layer = torch.nn.Linear(2, 1)
+        whole = 0.0
+        for _ in range(3):
+            whole += layer(torch.randn(4, 2)).exp().mean()
+            whole.backward()
+
+    @staticmethod
+    def good() -> None:
+        import torch
+
+        layer = torch.nn.Linear(2, 1)
+        whole = 0.0
+        for _ in range(3):
+            part = layer(torch.randn(4, 2)).exp().mean()
+            whole += part.item()
+            part.backward()
+
+
+def _term(update: ast.stmt | None, total: str) -> ast.expr | None:
+    """What is added to the total."""
+    if isinstance(update, ast.AugAssign):
+        return update.value
+    if isinstance(update, ast.Assign) and isinstance(update.value, ast.BinOp):
+        left, right = update.value.left, update.value.right
+        return right if path_of(left) == total else left
+    return None
+
+
+def _filling(name: Name) -> list[Mark]:
+    """The line that puts each turn's loss into a list."""
+    source, variable = name.held.frame.source, name.held.variable
+    for node in ast.walk(name.loop) if name.loop is not None else ():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and path_of(node.func.value) == variable:
+            return [marked(source, node, say("each turn's loss is kept in {name} here", name=variable))]
+    return []

@@ -1,0 +1,170 @@
+"""PB303: two losses with a common part, differentiated one after the other."""
+
+from __future__ import annotations
+
+import ast
+
+from pullback.diagnose.case import Case
+from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.freed import SECOND_TIME, Reentry
+from pullback.diagnose.evidence.freed_flow import written_in
+from pullback.diagnose.evidence.freed_report import (
+    call_of,
+    dropped,
+    earlier_mark,
+    entry_marks,
+    failing_mark,
+    of_kind,
+    once_each,
+    written_marks,
+)
+from pullback.diagnose.values import Diagnosis, Edit, Fix
+from pullback.language import say
+
+
+class SharedTrunk(Cause):
+    """Two losses were computed from one value, and the backward pass of the first freed the part that they share.
+
+    Everything behind the shared value (a trunk under two heads, an actor's action that a critic judges, a generator's
+    image that the discriminator sees twice) belongs to both graphs, and is freed by the first `backward()`.
+
+    If both losses train the shared part, differentiate their sum: `(loss_a + loss_b).backward()`: one pass, the same
+    gradients. If the first loss is not meant to train it, cut there: `D(fake.detach())` for the discriminator's loss.
+    If each loss has its own optimizer and the order matters, compute both losses' gradients before any `step()`.
+
+    `retain_graph=True` on the first call works only while nothing steps in between: an `optimizer.step()` changes the
+    weights that the retained graph needs, and the next error is about a modification in place.
+    """
+
+    code = "PB303"
+    title = "Two losses share a part of their graph, and the backward pass of the first one freed it."
+    says = SECOND_TIME
+
+    def diagnose(self, case: Case) -> Diagnosis | None:
+        found = of_kind(case, "trunk", "again")
+        if found is None or found.entry is None:
+            return None
+        held = found.name.held if found.name else None
+        name = held.path if held else say("the shared value")
+        made, used = entry_marks(case, found, name)
+        if not made and found.name is not None:
+            made = written_marks(found.name, say("{name} was made here", name=name))
+        marks = [failing_mark(case, found, say("this pass needs the graph behind {name} again", name=name)), *made]
+        passed = earlier_mark(found, say("this pass freed the graph behind {name}", name=name))
+        marks += [*used, *passed] if found.kind == "trunk" else [*passed, *used]
+        root = case.text(case.root) if case.root is not None else say("the root")
+        known = found.kind == "trunk" or held is not None or case.line_of(found.entry.freed) is not None
+        certain = found.certain and known
+        return self.found(
+            say(
+                "{root} was computed from {name}, and so was the root of an earlier backward pass. That pass freed the "
+                "graph behind {name} ({node}).",
+                root=root,
+                name=name,
+                node=found.entry.freed.name(),
+            ),
+            once_each(marks),
+            self._fix(case, found, name),
+            tensors=[case.subject(held.tensor, "shared", held.path)] if held else [],
+            confidence="high" if certain else "medium",
+            useless=[
+                say(
+                    "retain_graph=True on the first pass: right only if no optimizer steps between the two passes; "
+                    "otherwise the weights that the graph kept are modified, and the gradients would be stale."
+                )
+            ],
+            apart="" if certain else say("the line that made the shared value"),
+            wants="" if certain or case.traced else say("Which line made the value that both passes need?"),
+        )
+
+    def _fix(self, case: Case, found: Reentry, name: str) -> Fix:
+        first, second = call_of(found.earlier.spot if found.earlier else None), found.call
+        a, b = _differentiated(first), _differentiated(second)
+        source = found.asking.source if found.asking else None
+        if source is None or a is None or b is None or found.earlier is None or found.earlier.spot is None:
+            return Fix(say("Differentiate the sum of both losses in one pass."), "(loss_a + loss_b).backward()")
+        one, two = found.earlier.spot.source.text(a), source.text(b)
+        between = self._between(found, first, second)
+        if found.kind == "again" and any(isinstance(each, ast.Attribute) and each.attr == "step" for each in between):
+            edits: tuple[Edit, ...] = _cut_before(found, first)
+            code = (
+                source.code(*edits).strip()
+                or f"{one} = ...    # {say('computed from {text}', text=f'{name}.detach()')}"
+            )
+            text = say("If the first loss is not meant to train what made {name}, cut it there.", name=name)
+            return Fix(text, code, edits, "high" if edits and found.certain else "medium")
+        edits = ()
+        if not any(getattr(each, "attr", "") in {"step", "zero_grad", "grad"} for each in between):
+            statement = source.statement(first) if first is not None else None
+            if isinstance(statement, ast.Expr) and (gone := dropped(source, statement)):
+                edits = (*gone, source.replaced(b, f"({one} + {two})"))
+        joined = f"({one} + {two}).backward()"
+        return Fix(
+            say("Differentiate the sum of both losses in one pass: the gradients are the same."),
+            joined,
+            edits,
+            "high" if edits and found.certain else "medium",
+        )
+
+    @staticmethod
+    def _between(found: Reentry, first: ast.Call | None, second: ast.Call | None) -> list[ast.AST]:
+        """What is written between the two calls, if they stand in one function."""
+        asking = found.asking
+        spot = found.earlier.spot if found.earlier else None
+        if asking is None or spot is None or first is None or second is None or spot.code is not asking.code:
+            return [ast.Attribute(ast.Name(""), "step")]
+        low, high = sorted((first.lineno, second.lineno))
+        return [
+            each
+            for each in ast.walk(asking.scope)
+            if isinstance(each, ast.expr) and low <= each.lineno <= high and (each.lineno, each.col_offset) >= (
+                first.lineno, first.end_col_offset or 0)
+        ]  # fmt: skip
+
+    @staticmethod
+    def bad() -> None:
+        import torch
+
+        body, left, right = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+        shared = body(torch.randn(3, 4)).sigmoid()
+        first = left(shared).mean()
+        second = right(shared).mean()
+        first.backward()
+        second.backward()
+
+    @staticmethod
+    def good() -> None:
+        import torch
+
+        body, left, right = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+        shared = body(torch.randn(3, 4)).sigmoid()
+        first = left(shared).mean()
+        second = right(shared).mean()
+        (first + second).backward()
+
+
+def _differentiated(call: ast.Call | None) -> ast.expr | None:
+    """``loss`` in ``loss.backward()`` without arguments."""
+    if call is None or call.args or call.keywords or not isinstance(call.func, ast.Attribute):
+        return None
+    return call.func.value if call.func.attr == "backward" else None
+
+
+def _cut_before(found: Reentry, first: ast.Call | None) -> tuple[Edit, ...]:
+    """The edits that detach the shared value wherever it is read before the first pass."""
+    held = found.name.held if found.name else None
+    if held is None or first is None or held.path != held.variable or held.frame is not found.asking:
+        return ()
+    source, scope = held.frame.source, held.frame.scope
+    made = [each.lineno for each in written_in(scope).get(held.variable, []) if each.lineno < first.lineno]
+    reads = [
+        each
+        for each in ast.walk(scope)
+        if isinstance(each, ast.Name)
+        and isinstance(each.ctx, ast.Load)
+        and each.id == held.variable
+        and max(made, default=0) < each.lineno < first.lineno
+    ]
+    if not made or len({each.lineno for each in reads}) != len(reads):
+        return ()
+    return tuple(source.replaced(each, f"{held.variable}.detach()") for each in reads)

@@ -1,0 +1,1 @@
+"""Errors in custom autograd Functions."""

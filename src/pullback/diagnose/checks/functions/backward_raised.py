@@ -1,0 +1,92 @@
+"""PB720: an error inside the backward of a Function."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pullback.diagnose.case import Case
+from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.function_classes import applied_marks, asked_marks, backward_of, running
+from pullback.diagnose.values import Diagnosis, Fix, Subject
+from pullback.language import say
+
+
+class BackwardRaised(Cause):
+    """An operation inside the backward of a custom Function failed.
+
+    The error is one of the code in ``backward`` itself: a product of shapes that do not fit, a name that does not
+    exist, an operation that does not know the dtype. The line that called ``.backward()`` only set it going.
+
+    Put ``print(grad.shape)`` or a breakpoint into ``backward``; it runs as ordinary Python, though in a thread of
+    torch's own when a GPU is in play. ``torch.autograd.gradcheck`` calls it with small inputs.
+    """
+
+    code = "PB720"
+    title = "An operation inside the backward of a custom Function failed."
+
+    def diagnose(self, case: Case) -> Diagnosis | None:
+        found = running(case)
+        if found is None or case.site is None:
+            return None
+        node, frame = found
+        kind = node._forward_cls
+        backward = backward_of(kind)
+        inside = [each.place for each in case.frames].count(frame.place)
+        if backward is None or not inside or not backward.own:
+            return None
+        marks = [case.mark(say("this failed, in {name}", name=backward.name))]
+        if frame.place != case.site.place:
+            marks.append(frame.mark(say("called from {name}", name=backward.name)))
+        marks += [*applied_marks(case, kind, node), *asked_marks(case)]
+        tensors = [
+            Subject.of(value, name)
+            for name, value in frame.local.items()
+            if isinstance(value, Tensor) and not isinstance(value, type(None))
+        ]
+        return self.found(
+            say(
+                "The backward of {kind} was running when this failed: {error}: {message}",
+                kind=kind.__name__, error=type(case.error).__name__, message=case.message.partition("\n")[0],
+            ),
+            marks,
+            Fix(say("Mend the marked line of {name}.", name=backward.name), "", (), "low"),
+            tensors=tensors[:6],
+            confidence="medium",
+            apart=say("The error is one of the formula in backward; what it should be, the message says."),
+        )  # fmt: skip
+
+    @staticmethod
+    def bad() -> None:
+        import torch
+
+        class Gram(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x @ x.T
+
+            @staticmethod
+            def backward(ctx, grad):
+                (x,) = ctx.saved_tensors
+                return x @ (grad + grad.T)
+
+        x = torch.randn(4, 3, requires_grad=True)
+        Gram.apply(x).sum().backward()
+
+    @staticmethod
+    def good() -> None:
+        import torch
+
+        class Gram(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x @ x.T
+
+            @staticmethod
+            def backward(ctx, grad):
+                (x,) = ctx.saved_tensors
+                return (grad + grad.T) @ x
+
+        x = torch.randn(4, 3, requires_grad=True)
+        Gram.apply(x).sum().backward()

@@ -1,0 +1,1 @@
+"""Errors in hooks: of tensors, of modules, and of saved tensors."""

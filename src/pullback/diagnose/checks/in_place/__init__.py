@@ -1,0 +1,1 @@
+"""Changes in place that autograd cannot follow or forbids."""

@@ -1,0 +1,1 @@
+"""Operations through which no gradient comes."""

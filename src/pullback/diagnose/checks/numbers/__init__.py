@@ -1,0 +1,1 @@
+"""Numbers that are no longer finite, or no longer there."""

@@ -1,0 +1,1 @@
+"""Optimizers, their parameters, and the parameters of modules."""

@@ -1,0 +1,1 @@
+"""Errors that Pullback raises itself."""

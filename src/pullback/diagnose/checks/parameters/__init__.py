@@ -1,0 +1,1 @@
+"""Silent faults of parameters: which tensors get gradients, and which the optimizer moves."""

@@ -1,0 +1,1 @@
+"""Seeds that are accepted and mean something else."""

@@ -1,0 +1,1 @@
+"""Custom Functions and functional calls that are silently wrong."""

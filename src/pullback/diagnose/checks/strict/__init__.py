@@ -1,0 +1,1 @@
+"""What only the strict level looks for: it reads bytes and calls Functions once more."""

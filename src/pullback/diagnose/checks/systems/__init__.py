@@ -1,0 +1,1 @@
+"""Errors where autograd meets checkpointing, distributed training, mixed precision and torch.compile."""

@@ -1,0 +1,1 @@
+"""What a single tensor refuses: dtypes, devices, leaves, inference tensors, NumPy, copies."""

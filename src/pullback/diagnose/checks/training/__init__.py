@@ -1,0 +1,1 @@
+"""Silent faults of training loops: when gradients are made, cleared, scaled and used."""

@@ -1,0 +1,1 @@
+"""Errors of torch.func, torch.vmap and torch.autograd.functional."""

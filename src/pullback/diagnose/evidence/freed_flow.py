@@ -1,0 +1,130 @@
+"""Which names of a loop or a function are read before they are written: what one turn takes over from the one before."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from pullback.diagnose.evidence.frames import Frame
+from pullback.diagnose.evidence.source import Scope, Source
+
+Loop = ast.For | ast.AsyncFor | ast.While
+Target = ast.Name | ast.Attribute
+# What happens to a name: how (read, write, or perhaps a write), which, and where.
+Event = tuple[str, str, ast.expr]
+
+
+def path_of(node: ast.AST) -> str:
+    """``h`` or ``self.state`` for a name or a chain of attributes; empty for all else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def events(statements: Sequence[ast.AST], *, sure: bool = True) -> Iterator[Event]:
+    """What happens to names in statements, in the order in which they run."""
+    for statement in statements:
+        yield from _events_of(statement, sure)
+
+
+def _events_of(node: ast.AST, sure: bool) -> Iterator[Event]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+        return
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if isinstance(node, ast.AugAssign):
+            yield from _reads(node.target)
+        if node.value is not None:
+            yield from _reads(node.value)
+        for target in targets:
+            yield from _writes(target, sure)
+    elif isinstance(node, ast.For | ast.AsyncFor):
+        yield from _reads(node.iter)
+        yield from _writes(node.target, sure)
+        yield from events([*node.body, *node.orelse], sure=False)
+    elif isinstance(node, ast.While | ast.If):
+        yield from _reads(node.test)
+        yield from events([*node.body, *node.orelse], sure=False)
+    elif isinstance(node, ast.With | ast.AsyncWith):
+        for item in node.items:
+            yield from _reads(item.context_expr)
+            if item.optional_vars is not None:
+                yield from _writes(item.optional_vars, sure)
+        yield from events(node.body, sure=sure)
+    elif isinstance(node, ast.Try):
+        yield from events([*node.body, *[each for one in node.handlers for each in one.body]], sure=False)
+        yield from events([*node.orelse, *node.finalbody], sure=False)
+    else:
+        yield from _reads(node)
+
+
+def _reads(node: ast.AST) -> Iterator[Event]:
+    path = path_of(node)
+    if path and isinstance(node, ast.expr):
+        yield "read", path, node
+        if isinstance(node, ast.Attribute):  # the reading of a method is one of its object too
+            yield from _reads(node.value)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _reads(child)
+
+
+def _writes(target: ast.expr, sure: bool) -> Iterator[Event]:
+    if isinstance(target, ast.Tuple | ast.List):
+        for each in target.elts:
+            yield from _writes(each, sure)
+    elif isinstance(target, ast.Starred):
+        yield from _writes(target.value, sure)
+    elif path := path_of(target):
+        yield ("write" if sure else "maybe"), path, target
+    else:
+        yield from _reads(target)
+
+
+def carried(statements: Sequence[ast.AST]) -> dict[str, list[ast.expr]]:
+    """The names that are read before they are surely written, and written: each with those first readings."""
+    reads: dict[str, list[ast.expr]] = {}
+    written: set[str] = set()
+    maybe: set[str] = set()
+    for kind, path, node in events(statements):
+        if kind == "read" and path not in written:
+            reads.setdefault(path, []).append(node)
+        elif kind == "write":
+            written.add(path)
+        elif kind == "maybe":
+            maybe.add(path)
+    return {path: nodes for path, nodes in reads.items() if path in written or path in maybe}
+
+
+def written_in(node: ast.AST) -> dict[str, list[ast.expr]]:
+    """The names that a loop, function or module writes, each with its targets."""
+    found: dict[str, list[ast.expr]] = {}
+    body = getattr(node, "body", [])
+    for kind, path, target in events(body if isinstance(body, list) else [body]):
+        if kind != "read":
+            found.setdefault(path, []).append(target)
+    if isinstance(node, ast.For | ast.AsyncFor):
+        for _, path, target in _writes(node.target, True):
+            found.setdefault(path, []).append(target)
+    return found
+
+
+def loops_around(frame: Frame) -> list[Loop]:
+    """The loops around the line where a frame is, in its own function, the innermost first."""
+    statement = frame.statement
+    if statement is None:
+        return []
+    found: list[Loop] = []
+    for each in frame.source.around(statement):
+        if isinstance(each, Scope) and each is not statement:
+            break
+        if isinstance(each, Loop):
+            found.append(each)
+    return found
+
+
+def assignment(source: Source, target: ast.expr) -> ast.stmt | None:
+    """The statement that writes to a target."""
+    return source.statement(target)

@@ -1,0 +1,1 @@
+"""How diagnoses are shown: as text, in colour, as JSON, as SARIF."""

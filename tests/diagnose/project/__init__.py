@@ -1,0 +1,1 @@
+"""A small training program in several files, with one fault, ten calls deep."""
