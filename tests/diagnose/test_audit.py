@@ -62,6 +62,7 @@ def listening(*faults):
     audit = Audit(faults, passes)
     passes.start()
     audit.start()
+    audit.turned(True)
     audit.tape.start()
 
     def stop():

@@ -182,6 +182,7 @@ class Audit:
     def __init__(self, faults: Iterable[Fault], passes: Passes) -> None:
         self.faults = tuple(faults)
         self.passes = passes
+        self._was_heard = False
         self.threads: list[Started] = []
         self.optimizers: WeakSet[Optimizer] = WeakSet()
         self.wrapped: list[Wrapped] = []
@@ -191,19 +192,13 @@ class Audit:
         self.over = False
         self.crashed = False
         self._findings: dict[tuple[str, str, int, str], Diagnosis] = {}
-        self._by_call: dict[str, list[Fault]] = {}
-        for fault in self.faults:
-            for name in fault.hears:
-                self._by_call.setdefault(name, []).append(fault)
-        self._by_event = {
-            name: [fault for fault in self.faults if getattr(type(fault), name) is not getattr(Fault, name)]
-            for name in EVENTS
-        }
+        self._by_call, self._by_event = _told(self.faults)
         names = None if "*" in self._by_call else frozenset(self._by_call)
         self.tape = Tape(self._heard, names=names)
         self._open = threading.local()
         self._steps: dict[int, int] = {}
-        self._undo: list[Callable[[], Any]] = []
+        self._until_rest: list[Callable[[], Any]] = []
+        self._until_stop: list[Callable[[], Any]] = []
         self.variables: Mapping[str, Any] = {}
         self._names: Names | None = None
         self._began = time.perf_counter()
@@ -292,16 +287,32 @@ class Audit:
         origin = origin_of(number) if 0 <= number < 2**63 else None
         return origin.place if origin is not None else None
 
+    def turned(self, hears: bool) -> None:
+        """Passes, steps and calls are heard from now on, or no longer.
+
+        What a fault remembers does not hold across a gap, so after one new ones are told of what comes; the first ones
+        are told of the end.
+        """
+        if hears:
+            if self._was_heard:
+                self._by_call, by_event = _told([type(fault)() for fault in self.faults])
+                self._by_event = {**by_event, "at_end": self._by_event["at_end"]}
+            self._was_heard = True
+            listen(self)
+            self._until_rest = [
+                lambda: forget(self),
+                register_optimizer_step_pre_hook(self._steps_now).remove,
+                register_optimizer_step_post_hook(self._has_stepped).remove,
+                self._wrap_zero_grad(),
+            ]
+        else:
+            _undo(self._until_rest)
+
     def start(self) -> None:
-        """Listen from now on, in this thread."""
-        listen(self)
-        before = register_optimizer_step_pre_hook(self._steps_now)
-        after = register_optimizer_step_post_hook(self._has_stepped)
-        self._undo += [lambda: forget(self), before.remove, after.remove]
-        self._undo += [
+        """Listen from now on, in this thread, to what is seldom; to the rest when it is its turn."""
+        self._until_stop = [
             self._wrap_parameters(),
             self._wrap_init(),
-            self._wrap_zero_grad(),
             self._wrap_warnings(),
             self._wrap_threads(),
         ]
@@ -309,8 +320,8 @@ class Audit:
 
     def stop(self) -> None:
         """Listen no more."""
-        while self._undo:
-            self._undo.pop()()
+        _undo(self._until_rest)
+        _undo(self._until_stop)
 
     def finish(self, variables: Mapping[str, Any], *, crashed: bool) -> None:
         """The program has ended: tell all, with the variables of its main module."""
@@ -323,8 +334,7 @@ class Audit:
         """A backward pass begins."""
         backward = None
         with torch._C.DisableTorchFunction():
-            me = threading.get_ident()
-            record = next((each for each in reversed(list(self.passes.all)) if each.thread == me), None)
+            record = self.passes.latest()
             if record is not None:
                 backward = Backward(record, roots, seeds, options[2] if len(options) > 2 else (), frame)
                 with suppress(RuntimeError):
@@ -466,8 +476,7 @@ class Audit:
             run_all(thread)
             made = torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]
             if spot is not None and made and len(self.threads) < THREADS:
-                me = threading.get_ident()
-                passes = any(each.thread == me for each in list(self.passes.all))
+                passes = self.passes.latest() is not None
                 self.threads.append(Started(spot, made, passes))
 
         threading.Thread.start = starts  # type: ignore[method-assign]
@@ -478,3 +487,20 @@ class Audit:
             threading.Thread._bootstrap_inner = run_all  # type: ignore[attr-defined]
 
         return undo
+
+
+def _told(faults: Iterable[Fault]) -> tuple[dict[str, list[Fault]], dict[str, list[Fault]]]:
+    """Which faults are told of a call of torch, by its name, and of an event."""
+    by_call: dict[str, list[Fault]] = {}
+    for fault in faults:
+        for name in fault.hears:
+            by_call.setdefault(name, []).append(fault)
+    by_event = {
+        event: [fault for fault in faults if getattr(type(fault), event) is not getattr(Fault, event)] for event in EVENTS
+    }
+    return by_call, by_event
+
+
+def _undo(actions: list[Callable[[], Any]]) -> None:
+    while actions:
+        actions.pop()()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import causes, faults
-from pullback.diagnose.recorders.focus import Focus
+from pullback.diagnose.recorders.focus import AUDIT, TRACE, Focus
 from pullback.diagnose.recorders.passes import Passes
 from pullback.diagnose.recorders.tape import Tape
 from pullback.diagnose.values import ORDER, Diagnosis, Report
@@ -38,7 +38,7 @@ class Session:
                 "There is no such level of diagnosis.", got=f"level={level!r}", fix=f"one of {', '.join(LEVELS)}"
             )
         self.level = level
-        self.passes = Passes()
+        self.passes = Passes(self._passed)
         self.audit: Audit | None = None
         self.tape: Tape | None = None
         self._focus: Focus | None = None
@@ -48,10 +48,10 @@ class Session:
             self.audit = Audit(faults(), self.passes)
             self.audit.level = level
             self.tape = self.audit.tape
+            self._focus = Focus(self.tape, AUDIT, self.audit.turned)
         elif level == "trace":
             self.tape = Tape()
-        if self.tape is not None:
-            self._focus = Focus(self.tape, always=self.audit is not None)
+            self._focus = Focus(self.tape, TRACE)
 
     def start(self) -> None:
         """Begin to watch, in this thread."""
@@ -59,9 +59,8 @@ class Session:
         if self._focus is not None:
             self._recording = Recording(modules=False, met=self._focus.new)
             self._recording.__enter__()
-        if self.audit is not None:
-            self.audit.start()
-        if self._focus is not None:
+            if self.audit is not None:
+                self.audit.start()
             self._focus.start()
 
     def stop(self) -> None:
@@ -74,6 +73,10 @@ class Session:
             self._recording.__exit__(None, None, None)
             self._recording = None
         self.passes.stop()
+
+    def _passed(self) -> None:
+        if self._focus is not None:
+            self._focus.passed()
 
     def report(self, error: BaseException | None, variables: Mapping[str, Any] | None = None) -> Report:
         """What there is to say, now that the program has failed, or ended.

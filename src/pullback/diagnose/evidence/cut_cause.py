@@ -13,6 +13,7 @@ from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.cuts import Cut, Found, concerns, found_in
 from pullback.diagnose.evidence.slices import dotted
 from pullback.diagnose.evidence.source import Source
+from pullback.diagnose.evidence.transforms import transform_in
 from pullback.diagnose.values import Confidence, Diagnosis, Edit, Fix, Mark, Subject
 from pullback.language import say
 
@@ -37,7 +38,7 @@ class RootWithoutGraph(Cause):
 
     def fits(self, case: Case) -> bool:
         """Whether it is about such a root."""
-        return super().fits(case) and concerns(case)
+        return super().fits(case) and concerns(case) and transform_in(case) is None
 
     def diagnose(self, case: Case) -> Diagnosis | None:
         """By the cuts that were found."""

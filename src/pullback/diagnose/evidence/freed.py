@@ -137,7 +137,7 @@ def reentry(case: Case) -> Reentry | None:
     asking = asking_frame(case)
     if not roots:
         return None
-    failing, before = earlier_passes(case)
+    before = earlier_passes(case)[1]
     freeing = [each for each in before if not each.retain_graph]
     numbers = {sequence(root) for root in roots} - {-1}
     again = next((each for each in freeing if numbers & set(each.roots)), None)
@@ -300,14 +300,18 @@ def _named(case: Case, asking: Frame | None, held: Held, earlier: Pass | None, *
             return Name("total" if held.tensor.numel() == 1 else "carried", held, loop)
         if held.variable in written_in(loop):
             return Name("again" if new else "trunk", held)
-    loop = next(iter(loop for frame in reversed(case.frames) for loop in loops_around(frame)), None)
-    if loop is None or earlier is None or not new:
+    outer = next(iter(loop for frame in reversed(case.frames) for loop in loops_around(frame)), None)
+    if outer is None or earlier is None or not new:
         return Name("again" if new else "trunk", held)
     if not _same_spot(asking, earlier):
         return Name("again", held)
-    if case.asked is not None and not steps_in(loop) and (case.asked.verb == "grad" or _indexed(asking, held.variable)):
-        return Name("grads", held, loop)
-    return Name("outside", held, loop)
+    if (
+        case.asked is not None
+        and not steps_in(outer)
+        and (case.asked.verb == "grad" or _indexed(asking, held.variable))
+    ):
+        return Name("grads", held, outer)
+    return Name("outside", held, outer)
 
 
 def _loops(case: Case, held: Held) -> list[Loop]:

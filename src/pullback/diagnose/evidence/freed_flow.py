@@ -1,4 +1,5 @@
-"""Which names of a loop or a function are read before they are written: what one turn takes over from the one before."""
+"""Which names of a loop or a function are read before they are written: what one turn takes over "
+"from the one before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the checks of freed graphs say alike: the lines, the cures that do not help, and the edits that mend a program."""
+"""What the checks of freed graphs say alike: the lines, the cures that do not help, and the "
+"edits that mend a program."""
 
 from __future__ import annotations
 
@@ -171,7 +172,8 @@ def not_retain() -> str:
     """Why keeping the graph is no cure."""
     return say(
         "retain_graph=True: the pass would walk the old graphs again, so that their gradients count twice, memory and "
-        "time grow with each turn, and after optimizer.step() the next error is that saved weights were modified in place."
+        "time grow with each turn, and after optimizer.step() the next error is that saved "
+        "weights were modified in place."
     )
 
 

@@ -76,7 +76,7 @@ def marks_of(calls: list[Checkpoint], what: str) -> list[Mark]:
 
 
 def recomputed(case: Case) -> Any:
-    """The function or module that was being computed again, or whose second run did not fit the first; None if unknown."""
+    """The function or module that was computed again, or whose two runs do not agree; None if unknown."""
     function = None
     for frame, _, _ in frames_of(case.error.__traceback__):
         if not frame.f_code.co_filename.replace("\\", "/").endswith("torch/utils/checkpoint.py"):

@@ -211,7 +211,8 @@ def named(case: Case) -> tuple[type, Any] | None:
 
 def running(case: Case) -> tuple[Any, Frame] | None:
     """The node and the frame of a user's ``backward`` that was running, the innermost."""
-    node, found = None, None
+    node: Any = None
+    found = None
     for frame, instruction, line in frames_of(case.error.__traceback__):
         if frame.f_code.co_name in ("apply", "apply_boxed") and "autograd/function.py" in frame.f_code.co_filename:
             local = variables(frame).get("self")
@@ -322,7 +323,9 @@ def applied_marks(case: Case, kind: type, node: Any) -> list[Mark]:
         return [Mark.at(place, what)]
     found = []
     method = method_of(kind, "forward")
-    sources = {each.file: each for each in [*(frame.source for frame in case.frames), *([method.source] if method else [])]}
+    sources = {
+        each.file: each for each in [*(frame.source for frame in case.frames), *([method.source] if method else [])]
+    }
     for source in sources.values():
         for call in ast.walk(source.tree):
             if isinstance(call, ast.Call) and source.text(call.func) == f"{kind.__name__}.apply":
@@ -336,7 +339,8 @@ def _backward(kind: type) -> Any:
 
 
 def _functions(kind: type) -> Iterator[type]:
-    for each in kind.__subclasses__():
+    below: list[type] = kind.__subclasses__()
+    for each in below:
         yield each
         yield from _functions(each)
 

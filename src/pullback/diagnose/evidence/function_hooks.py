@@ -43,6 +43,11 @@ class Registered:
     name: str
 
     @property
+    def method(self) -> str:
+        """The method that registered it: ``register_hook``."""
+        return _called(self.call)
+
+    @property
     def owner(self) -> str:
         """What it was registered on, as written."""
         func = self.call.func
@@ -98,9 +103,9 @@ def function_of(source: Source, value: ast.expr) -> tuple[Method | None, str]:
     found = _definition(source, name)
     if found is None and isinstance(value, ast.Name):
         for node in ast.walk(source.tree):  # clip = lambda g: ...
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
-                if any(isinstance(each, ast.Name) and each.id == name for each in node.targets):
-                    return Method(source, node.value, "<lambda>"), "<lambda>"
+            lambda_ = node.value if isinstance(node, ast.Assign) else None
+            if isinstance(lambda_, ast.Lambda) and name in _targets(node):
+                return Method(source, lambda_, "<lambda>"), "<lambda>"
     return (Method(source, found, name) if found else None), name
 
 
@@ -130,7 +135,9 @@ def module_hook(case: Case) -> tuple[Any, Any] | None:
         if frame.f_code.co_filename.replace("\\", "/").endswith("torch/utils/hooks.py"):
             local = variables(frame)
             owner = local.get("self")
-            hook = next((local[key] for key in ("user_pre_hook", "user_hook", "hook") if callable(local.get(key))), None)
+            hook = next(
+                (local[key] for key in ("user_pre_hook", "user_hook", "hook") if callable(local.get(key))), None
+            )
             if isinstance(owner, BackwardHook) and hook is not None:
                 found = owner.module, hook
     return found
@@ -139,6 +146,10 @@ def module_hook(case: Case) -> tuple[Any, Any] | None:
 def method_of_hook(hook: Any) -> Method | None:
     """A hook in the source."""
     return method_behind(getattr(hook, "func", hook))
+
+
+def _targets(node: ast.AST) -> list[str]:
+    return [each.id for each in getattr(node, "targets", ()) if isinstance(each, ast.Name)]
 
 
 def _called(call: ast.Call) -> str:

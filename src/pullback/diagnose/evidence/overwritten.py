@@ -307,7 +307,7 @@ def _by_sight(case: Case, seen: Overwritten, keys: set[int], *, leaf: Tensor | N
         normed = _module(case, keys)
         if normed is not None and not written:
             return _with(seen, kind="max_norm", thing=normed, certain=True)
-        stepping = [each for each in _optimizers(case, keys)]
+        stepping = _optimizers(case, keys)
         if stepping and _steps(case):
             stepped = _stepped(case, seen, keys)
             return _with(stepped, certain=not written)

@@ -13,8 +13,8 @@ from pullback.diagnose.evidence.source import Source
 Way = Literal["whole", "index", "view", "detached"]
 VIEWS = frozenset({
     "view", "reshape", "t", "squeeze", "unsqueeze", "transpose", "narrow", "select", "flatten", "expand", "permute",
-    "diagonal", "unfold", "view_as", "ravel", "movedim", "swapaxes", "unflatten", "chunk", "split", "unbind", "contiguous",
-    "expand_as", "as_strided", "real", "imag", "T", "mT", "H", "mH",
+    "diagonal", "unfold", "view_as", "ravel", "movedim", "swapaxes", "unflatten", "chunk", "split", "unbind",
+    "contiguous",    "expand_as", "as_strided", "real", "imag", "T", "mT", "H", "mH",
 })  # fmt: skip
 ALIASES = frozenset({"detach", "data", "numpy"})
 # Methods that end with an underscore and do not change what the tensor holds.

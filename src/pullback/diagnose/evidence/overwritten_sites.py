@@ -1,4 +1,5 @@
-"""The line that changes something in place and is refused at once: what it changes, and how it may be written instead."""
+"""The line that changes something in place and is refused at once: what it changes, and how it "
+"may be written instead."""
 
 from __future__ import annotations
 

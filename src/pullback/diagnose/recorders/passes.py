@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _autograd
 
 from pullback.diagnose.evidence.frames import Spot
 from pullback.diagnose.recorders.spots import spot_of
@@ -19,6 +20,7 @@ from pullback.graph.engine import forget, listen
 
 # So many passes are remembered.
 PASSES = 1 << 12
+GRAD = torch.autograd.grad.__code__
 _numbers = itertools.count()
 
 
@@ -52,13 +54,30 @@ class Pass:
 class Passes:
     """Hears of the backward passes of all threads while it is started.
 
-    Attributes:
-        all: The latest passes, the oldest first.
+    What is noted of a pass is a tuple, made in one go: under a trace function each call of a function of Python's
+    costs as much as all else here.
+
+    Args:
+        after: Told of the end of each pass that did not fail.
     """
 
-    def __init__(self) -> None:
-        self.all: deque[Pass] = deque(maxlen=PASSES)
+    def __init__(self, after: Callable[[], None] | None = None) -> None:
+        self._after = after
+        self._noted: deque[tuple[Any, ...]] = deque(maxlen=PASSES)
+        self._ended: deque[int] = deque(maxlen=PASSES)
         self._open = threading.local()
+
+    @property
+    def all(self) -> list[Pass]:
+        """The latest passes, the oldest first."""
+        ended = set(self._ended)
+        return [Pass(*each, ended=each[0] in ended) for each in list(self._noted)]
+
+    def latest(self) -> Pass | None:
+        """The latest pass of this thread."""
+        me = threading.get_ident()
+        found = next((each for each in reversed(self._noted) if each[2] == me), None)
+        return None if found is None else Pass(*found)
 
     def start(self) -> None:
         """Hear of passes from now on."""
@@ -70,27 +89,22 @@ class Passes:
 
     def begins(self, roots: Sequence[Any], seeds: Sequence[Any], options: Sequence[Any], frame: FrameType) -> None:
         """A pass begins: note where."""
-        made = Pass(
-            next(_numbers),
-            spot_of(frame),
-            threading.get_ident(),
-            torch.autograd._get_sequence_nr(),  # type: ignore[attr-defined]
-            tuple(map(_number, roots)),
-            bool(options[0]) if options else False,
-            bool(options[1]) if len(options) > 1 else False,
-            # torch.autograd.grad says so by keyword, which the engine does not tell
-            frame.f_code is not torch.autograd.grad.__code__ and (bool(options[4]) if len(options) > 4 else True),
+        number = self._open.number = next(_numbers)
+        numbers = []
+        for root in roots:
+            node = root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None)
+            numbers.append(-1 if node is None else node._sequence_nr())
+        keep, record = options[:2] if len(options) > 1 else (False, False)
+        # torch.autograd.grad says so by keyword, which the engine does not tell
+        adds = frame.f_code is not GRAD and (len(options) < 5 or options[4])
+        next_node = _autograd._get_sequence_nr()
+        self._noted.append(
+            (number, spot_of(frame), threading.get_ident(), next_node, tuple(numbers), bool(keep), bool(record), adds)
         )
-        self._open.last = made
-        self.all.append(made)
 
     def ended(self, frame: FrameType, *, failed: bool) -> None:
         """It has ended."""
-        last = getattr(self._open, "last", None)
-        if last is not None:
-            last.ended = not failed
-
-
-def _number(root: Any) -> int:
-    node = root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None)
-    return -1 if node is None else int(node._sequence_nr())
+        if not failed:
+            self._ended.append(self._open.number)
+            if self._after is not None:
+                self._after()

@@ -100,10 +100,16 @@ class Follower(ABC):
 
         def read_and_act() -> int:
             self._read = read
-            action()
-            return self._read()
+            action()  # which may ask for another, at the next event
+            return read()
 
         self._read = read_and_act
+
+    def pause(self) -> None:
+        """Hear nothing for a while in which only a library runs, if that saves anything."""
+
+    def resume(self) -> None:
+        """Hear again."""
 
     def _begin(self) -> None:
         """From here on, nodes are this follower's to note, once it reads."""

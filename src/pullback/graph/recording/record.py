@@ -60,6 +60,16 @@ class _Thread:
         if self._tracer is not None:
             self._tracer.soon(action)
 
+    def pause(self) -> None:
+        """Hear nothing for a while in which only a library runs."""
+        if self._tracer is not None:
+            self._tracer.pause()
+
+    def resume(self) -> None:
+        """Hear again."""
+        if self._tracer is not None:
+            self._tracer.resume()
+
     def _follow(self, frame: FrameType | None) -> None:
         """Have the tracer that the open recordings need, and none if there is none."""
         packages = tuple(sorted({name for each in self._open for name in each.packages}))
@@ -217,6 +227,16 @@ class Recording(ContextDecorator):
     def soon(action: Callable[[], None]) -> None:
         """Do something once, at the next event of the user's code in this thread, if it is recorded."""
         _HERE.thread.soon(action)
+
+    @staticmethod
+    def pause() -> None:
+        """Hear nothing in this thread for a while in which only a library runs: an optimizer's step, say."""
+        _HERE.thread.pause()
+
+    @staticmethod
+    def resume() -> None:
+        """Hear again."""
+        _HERE.thread.resume()
 
     def __len__(self) -> int:
         _HERE.thread.look()

@@ -109,6 +109,14 @@ class Tracer(Follower):
         self.halt()
         return calls
 
+    def pause(self) -> None:
+        if self.running and self._previous is None:
+            sys.settrace(None)
+
+    def resume(self) -> None:
+        if self._live and sys.gettrace() is None:
+            sys.settrace(self._entry)
+
     def _within_program(self) -> TraceFunction:
         library, actions, meet = self._library, self._actions, self._meet
 

@@ -138,7 +138,12 @@ def _in_methods(name: Name, *, certain: bool) -> Fix:
         reads = [each for kind, which, each in events(function.body) if kind == "read" and which == path]
         own = path.partition(".")[0]
         first = function.body[0]
-        if reads and file == source.file and used <= {own, "torch", "nn", "F", "math"} and first.lineno > function.lineno:
+        if (
+            reads
+            and file == source.file
+            and used <= {own, "torch", "nn", "F", "math"}
+            and first.lineno > function.lineno
+        ):
             edits.append(source.inserted_before(first, code))
     if not edits or not alone(source, statement):
         return Fix(text, code)

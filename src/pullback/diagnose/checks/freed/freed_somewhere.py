@@ -54,7 +54,7 @@ class FreedSomewhere(Cause):
 
         w = torch.randn(3, requires_grad=True)
 
-        def turns():  # type: ignore[no-untyped-def]
+        def turns():
             value = w.exp()
             while True:
                 yield (value * 2).square().sum()
@@ -69,7 +69,7 @@ class FreedSomewhere(Cause):
 
         w = torch.randn(3, requires_grad=True)
 
-        def turns():  # type: ignore[no-untyped-def]
+        def turns():
             while True:
                 value = w.exp()
                 yield (value * 2).square().sum()

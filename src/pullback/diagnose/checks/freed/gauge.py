@@ -15,11 +15,11 @@ from pullback.language import say
 class Gauge(Cause):
     """The loss depends on the phase of eigenvectors or singular vectors, which no matrix determines.
 
-    An eigenvector `v` of a complex matrix is as good as `exp(i phi) v` for any angle. The routine returns some choice of
-    phases; a loss that changes with the choice has no derivative, and torch notices and refuses.
+    An eigenvector `v` of a complex matrix is as good as `exp(i phi) v` for any angle. The routine returns some
+    choice of phases; a loss that changes with the choice has no derivative, and torch notices and refuses.
 
-    Let the loss use only what does not change with the phase: `v.abs()`, projectors `v[:, :k] @ v[:, :k].mH`, or fix the
-    phase yourself (make one component of each vector real and positive). Eigenvalues alone are always safe:
+    Let the loss use only what does not change with the phase: `v.abs()`, projectors `v[:, :k] @ v[:, :k].mH`, or
+    fix the phase yourself (make one component of each vector real and positive). Eigenvalues alone are always safe:
     `torch.linalg.eigvalsh`.
     """
 

@@ -58,7 +58,8 @@ class HiddenState(Cause):
         ]
         return self.found(
             say(
-                "{name} still hangs on the graph of the turn before it: its grad_fn is {node}, and the backward pass of "
+                "{name} still hangs on the graph of the turn before it: its grad_fn is {node}, "
+                "and the backward pass of "
                 "that turn has freed what that graph kept.",
                 name=called,
                 node=found.name.held.tensor.grad_fn.name() if found.name.held.tensor.grad_fn else "?",

@@ -82,7 +82,7 @@ class KeptState(Cause):
         text = say("Keep the value without its graph: detach it after each backward pass, or where it is stored.")
         paths = {each.held.attribute: each for each in found.names if each.held.owner is not None}
         lines = []
-        own = [each for each in held_in([found.asking])] if found.asking is not None else []
+        own = list(held_in([found.asking])) if found.asking is not None else []
         for name, each in paths.items():
             owner = each.held.owner
             near = next((one for one in own if one.owner is owner and one.attribute == name), None)

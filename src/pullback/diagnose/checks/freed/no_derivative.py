@@ -22,9 +22,9 @@ INSTEAD = {
 class NoDerivative(Cause):
     """An operation on the way from the parameters to the loss has no derivative in torch.
 
-    Such an operation runs in the forward pass and is recorded as one that refuses: the error comes only in `backward()`,
-    far from the line that called it. Some have no derivative by nature (steps and counts), others have none by one of
-    their arguments, or no *second* derivative.
+    Such an operation runs in the forward pass and is recorded as one that refuses: the error comes only in
+    `backward()`, far from the line that called it. Some have no derivative by nature (steps and counts), others
+    have none by one of their arguments, or no *second* derivative.
 
     Use a smooth stand-in (`torch.sigmoid(k * x)` for a step), keep the operation away from what is trained
     (`.detach()` its argument if it is meant to be a constant), or write a `torch.autograd.Function` with the gradient
@@ -60,7 +60,8 @@ class NoDerivative(Cause):
             [*marks, *made],
             Fix(
                 say(
-                    "Use another operation, detach its argument if it is a constant, or write a Function with a gradient."
+                    "Use another operation, detach its argument if it is a constant, or write a "
+                    "Function with a gradient."
                 ),
                 instead or f"{short}(x.detach(), ...)",
                 (),

@@ -57,7 +57,8 @@ class OnceDifferentiable(Cause):
             marks,
             Fix(
                 say(
-                    "If that backward uses torch's operations only, take the decorator off; else write its derivative too."
+                    "If that backward uses torch's operations only, take the decorator off; "
+                    "else write its derivative too."
                 ),
                 "",
                 edits,
@@ -73,13 +74,13 @@ class OnceDifferentiable(Cause):
 
         class Cube(torch.autograd.Function):
             @staticmethod
-            def forward(ctx, x):  # type: ignore[no-untyped-def]
+            def forward(ctx, x):
                 ctx.save_for_backward(x)
                 return x**3
 
             @staticmethod
             @once_differentiable
-            def backward(ctx, grad):  # type: ignore[no-untyped-def]
+            def backward(ctx, grad):
                 (x,) = ctx.saved_tensors
                 return 3 * x**2 * grad
 
@@ -93,12 +94,12 @@ class OnceDifferentiable(Cause):
 
         class Cube(torch.autograd.Function):
             @staticmethod
-            def forward(ctx, x):  # type: ignore[no-untyped-def]
+            def forward(ctx, x):
                 ctx.save_for_backward(x)
                 return x**3
 
             @staticmethod
-            def backward(ctx, grad):  # type: ignore[no-untyped-def]
+            def backward(ctx, grad):
                 (x,) = ctx.saved_tensors
                 return 3 * x**2 * grad
 

@@ -41,7 +41,8 @@ class SeveralPasses(Cause):
         ]
         return self.found(
             say(
-                "Several passes go over the graph of {name}. The earlier one was given no retain_graph=True, so it freed "
+                "Several passes go over the graph of {name}. The earlier one was given no "
+                "retain_graph=True, so it freed "
                 "the graph as it went.",
                 name=name,
             ),

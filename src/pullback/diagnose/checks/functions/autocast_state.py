@@ -51,10 +51,11 @@ class AutocastState(Cause):
             marks,
             Fix(
                 say("Decorate forward with custom_fwd as well."),
-                forward.source.code(*edits) or "@torch.amp.custom_fwd(device_type=...)", edits,
+                forward.source.code(*edits) or "@torch.amp.custom_fwd(device_type=...)",
+                edits,
                 "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

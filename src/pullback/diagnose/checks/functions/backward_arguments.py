@@ -45,14 +45,18 @@ class BackwardArguments(Cause):
             say(
                 "{kind} was called back with a context and {count} gradients, one for each output of forward; its "
                 "backward takes ({names}).",
-                kind=kind.__name__, count=outputs, names=", ".join(names),
+                kind=kind.__name__,
+                count=outputs,
+                names=", ".join(names),
             ),
             marks,
             Fix(
                 say("Take the context and one gradient for each output, and use all of them in the formula."),
-                method.source.code(*edits), edits, "high" if not has_context and edits else "medium",
+                method.source.code(*edits),
+                edits,
+                "high" if not has_context and edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

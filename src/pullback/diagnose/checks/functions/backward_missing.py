@@ -45,22 +45,29 @@ class BackwardMissing(Cause):
         edits: tuple[Edit, ...] = ()
         if near and (method := method_of(kind, near[0])) is not None and not isinstance(method.node, ast.Lambda):
             line = method.source.lines[method.node.lineno - 1]
-            edits = (Edit(method.source.file, method.node.lineno, method.node.lineno, line.replace(near[0], "backward", 1)),)
+            edits = (
+                Edit(method.source.file, method.node.lineno, method.node.lineno, line.replace(near[0], "backward", 1)),
+            )
             place = Place(method.source.file, method.node.lineno, kind.__name__)
             marks.append(Mark.at(place, say("this one is not called backward")))
         names = inputs_of(kind)
-        code = "@staticmethod\ndef backward(ctx, grad):\n    ...\n    return " + ", ".join(f"grad_{each}" for each in names)
+        code = "@staticmethod\ndef backward(ctx, grad):\n    ...\n    return " + ", ".join(
+            f"grad_{each}" for each in names
+        )
         return self.found(
             say(
                 "{kind} has no backward, so torch does not know the gradients of {names}.",
-                kind=kind.__name__, names=", ".join(names),
+                kind=kind.__name__,
+                names=", ".join(names),
             ),
             marks,
             Fix(
                 say("Call the method backward.") if edits else say("Write a backward, or use a plain function."),
-                edits[0].text or "" if edits else code, edits, "high" if edits else "medium",
+                edits[0].text or "" if edits else code,
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

@@ -38,22 +38,20 @@ class BackwardRaised(Cause):
         if frame.place != case.site.place:
             marks.append(frame.mark(say("called from {name}", name=backward.name)))
         marks += [*applied_marks(case, kind, node), *asked_marks(case)]
-        tensors = [
-            Subject.of(value, name)
-            for name, value in frame.local.items()
-            if isinstance(value, Tensor) and not isinstance(value, type(None))
-        ]
+        tensors = [Subject.of(value, name) for name, value in frame.local.items() if isinstance(value, Tensor)]
         return self.found(
             say(
                 "The backward of {kind} was running when this failed: {error}: {message}",
-                kind=kind.__name__, error=type(case.error).__name__, message=case.message.partition("\n")[0],
+                kind=kind.__name__,
+                error=type(case.error).__name__,
+                message=case.message.partition("\n")[0],
             ),
             marks,
             Fix(say("Mend the marked line of {name}.", name=backward.name), "", (), "low"),
             tensors=tensors[:6],
             confidence="medium",
             apart=say("The error is one of the formula in backward; what it should be, the message says."),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

@@ -55,7 +55,9 @@ class ComplexGradient(Cause):
         name = names[place] if place < len(names) else str(place + 1)
         wrong = [elements(each)[place] for each in returned(method, len(names)) if place < len(elements(each))]
         marks = [case.mark(say("the backward pass failed here")), *applied_marks(case, kind, node)]
-        marks += [method.mark(each, say("returned as the gradient of {name}, which is real", name=name)) for each in wrong]
+        marks += [
+            method.mark(each, say("returned as the gradient of {name}, which is real", name=name)) for each in wrong
+        ]
         rewrite = method.rewrite()
         for each in wrong:
             text = method.text(each)
@@ -67,14 +69,18 @@ class ComplexGradient(Cause):
             say(
                 "{kind}.backward returned a complex gradient for {name}, which is {dtype}. Only the real part of it is "
                 "the gradient of a real input.",
-                kind=kind.__name__, name=name, dtype=dtype_name(dtype),
+                kind=kind.__name__,
+                name=name,
+                dtype=dtype_name(dtype),
             ),
             marks,
-            Fix(say("Return the real part."), method.source.code(*edits), edits, "high" if len(wrong) == 1 else "medium"),
+            Fix(
+                say("Return the real part."), method.source.code(*edits), edits, "high" if len(wrong) == 1 else "medium"
+            ),
             confidence="high" if len(found) == 1 else "medium",
             apart="" if len(found) == 1 else say("Which of several Functions it was, torch does not say."),
             useless=[say(".abs(): it is real, but not the gradient.")],
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

@@ -63,11 +63,13 @@ class ContextAttribute(Cause):
             say(
                 "{kind}.backward reads ctx.{name}, which {method} did not set. Only what is put on ctx there is there "
                 "in backward.",
-                kind=kind.__name__, name=name, method=saver.name,
+                kind=kind.__name__,
+                name=name,
+                method=saver.name,
             ),
             marks,
             fix,
-        )  # fmt: skip
+        )
 
     def _fix(self, case: Case, kind: type, name: str, near: str, marks: list[Mark]) -> Fix:
         saver, site = saver_of(kind), case.site

@@ -40,16 +40,19 @@ class DirtyNotReturned(Cause):
         edits = _edits(forward, dirty)
         return self.found(
             say(
-                "{kind}.forward says that it changed {name} in place, but returns other tensors. The changed {name} is a "
-                "result, and has to be returned itself.",
-                kind=kind.__name__, name=name,
+                "{kind}.forward says that it changed {name} in place, but returns other tensors. The changed {name} is "
+                "a result, and has to be returned itself.",
+                kind=kind.__name__,
+                name=name,
             ),
             marks,
             Fix(
                 say("Return {name} itself.", name=name),
-                forward.source.code(*edits) or f"return {name}", edits, "high" if edits else "medium",
+                forward.source.code(*edits) or f"return {name}",
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

@@ -7,7 +7,7 @@ import ast
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.function_classes import CONTEXTS, Method, called, has_setup, method_of
-from pullback.diagnose.values import Diagnosis, Edit, Fix
+from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.language import say
 
 
@@ -52,39 +52,47 @@ class ForwardArguments(Cause):
         if not has_context and len(names) >= len(given) >= taken:
             return self._without_context(kind, forward, marks)
         if names[:1] == ["self"] and names[1:2] and names[1] in CONTEXTS:
-            edits = forward.rewrite().replace(forward.arguments[0], names[1]).replace(forward.arguments[1], "").edits()
             text = say("Leave out self, and make it a @staticmethod.")
             cause = say("{kind}.forward has self before ctx; but no object of {kind} is ever made.", kind=kind.__name__)
-            return self.found(cause, marks, Fix(text, f"def forward({', '.join(names[1:])}):", (), "medium"), notes=[] if edits else [])
+            return self.found(cause, marks, Fix(text, f"def forward({', '.join(names[1:])}):", (), "medium"))
         return self.found(
             say(
                 "{kind}.apply was given {given} arguments, but {kind}.forward takes {names} after the context.",
-                kind=kind.__name__, given=len(given), names=", ".join(names[1:]) or say("none"),
+                kind=kind.__name__,
+                given=len(given),
+                names=", ".join(names[1:]) or say("none"),
             ),
             marks,
-            Fix(say("Pass one argument for each of them."), f"{kind.__name__}.apply({', '.join(names[1:])})", (), "medium"),
-        )  # fmt: skip
+            Fix(
+                say("Pass one argument for each of them."),
+                f"{kind.__name__}.apply({', '.join(names[1:])})",
+                (),
+                "medium",
+            ),
+        )
 
-    def _without_context(self, kind: type, forward: Method, marks: list) -> Diagnosis:  # type: ignore[type-arg]
+    def _without_context(self, kind: type, forward: Method, marks: list[Mark]) -> Diagnosis:
         edits: tuple[Edit, ...] = ()
-        if forward.own:
-            if forward.arguments:
-                first = forward.arguments[0]
-                edits = forward.rewrite().replace(first, f"ctx, {forward.text(first)}").edits()
+        if forward.own and forward.arguments:
+            first = forward.arguments[0]
+            edits = forward.rewrite().replace(first, f"ctx, {forward.text(first)}").edits()
         return self.found(
             say(
                 "{kind}.apply calls forward with a context before the arguments, but {kind}.forward({names}) has no "
                 "place for it, and there is no setup_context.",
-                kind=kind.__name__, names=", ".join(forward.names),
+                kind=kind.__name__,
+                names=", ".join(forward.names),
             ),
             marks,
             Fix(
                 say("Take the context as the first argument of forward (or add a setup_context)."),
-                forward.source.code(*edits) or "def forward(ctx):", edits, "high" if edits else "medium",
+                forward.source.code(*edits) or "def forward(ctx):",
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
-    def _with_setup(self, kind: type, forward: Method, marks: list) -> Diagnosis:  # type: ignore[type-arg]
+    def _with_setup(self, kind: type, forward: Method, marks: list[Mark]) -> Diagnosis:
         context = forward.names[0]
         used = [each for each in forward.inner if isinstance(each, ast.Name) and each.id == context]
         setup = method_of(kind, "setup_context")
@@ -97,19 +105,24 @@ class ForwardArguments(Cause):
             line = forward.source.lines[first.lineno - 1]
             old = forward.source.lines[first.lineno - 1].encode()
             new = old[: first.col_offset] + old[second.col_offset :] if first.lineno == second.lineno else old
-            edits = (Edit(forward.source.file, first.lineno, first.lineno, new.decode()),) if new.decode() != line else ()
+            edits = (
+                (Edit(forward.source.file, first.lineno, first.lineno, new.decode()),) if new.decode() != line else ()
+            )
         return self.found(
             say(
                 "{kind} has a setup_context, so its forward is called without a context: {kind}.forward({names}) gets "
                 "one argument too few.",
-                kind=kind.__name__, names=", ".join(forward.names),
+                kind=kind.__name__,
+                names=", ".join(forward.names),
             ),
             marks,
             Fix(
                 say("Leave {ctx} out of forward, and move what it does with it to setup_context.", ctx=context),
-                forward.source.code(*edits), edits, "high" if edits else "medium",
+                forward.source.code(*edits),
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

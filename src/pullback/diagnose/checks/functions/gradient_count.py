@@ -55,11 +55,14 @@ class GradientCount(Cause):
         return self.found(
             say(
                 "{kind} was applied to {wanted} arguments ({names}), but {kind}.backward returned {got} gradients.",
-                kind=kind.__name__, wanted=wanted, names=", ".join(names), got=got,
+                kind=kind.__name__,
+                wanted=wanted,
+                names=", ".join(names),
+                got=got,
             ),
             marks,
             fix,
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -107,13 +110,19 @@ def _more(method: Method, value: ast.expr | None, names: list[str], node: object
     text = (
         say("Return None for {names} too: no gradient is needed there.", names=", ".join(missing))
         if constant
-        else say("Return a gradient for {names} too, in the order of the arguments of forward.", names=", ".join(missing))
+        else say(
+            "Return a gradient for {names} too, in the order of the arguments of forward.", names=", ".join(missing)
+        )
     )
     edits: tuple[Edit, ...] = ()
     if value is not None and method.own:
         written = ", ".join([*map(method.text, elements(value)), *["None"] * max(len(missing), 1)])
         bare = isinstance(value, ast.Tuple) and not method.text(value).startswith("(")
-        edits = method.rewrite().replace(value, written if bare or not isinstance(value, ast.Tuple) else f"({written})").edits()
+        edits = (
+            method.rewrite()
+            .replace(value, written if bare or not isinstance(value, ast.Tuple) else f"({written})")
+            .edits()
+        )
     return Fix(text, method.source.code(*edits), edits if constant else (), "high" if constant and edits else "medium")
 
 

@@ -63,14 +63,19 @@ class GradientDevice(Cause):
         return self.found(
             say(
                 "{kind}.backward returned a gradient on {got} for {name}, which is on {wanted}.",
-                kind=kind.__name__, got=got, name=name, wanted=wanted,
+                kind=kind.__name__,
+                got=got,
+                name=name,
+                wanted=wanted,
             ),
             marks,
             Fix(
                 say("Make it on the device of the incoming gradient."),
-                method.source.code(*edits) or code, edits, "high" if edits else "medium",
+                method.source.code(*edits) or code,
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -84,8 +89,7 @@ class GradientDevice(Cause):
 
             @staticmethod
             def backward(ctx, grad):
-                mask = torch.ones(5, device="meta")
-                return mask
+                return torch.ones(5, device="meta")
 
         x = torch.randn(5, requires_grad=True)
         Mask.apply(x).sum().backward()
@@ -102,8 +106,7 @@ class GradientDevice(Cause):
 
             @staticmethod
             def backward(ctx, grad):
-                mask = torch.ones(5, device=grad.device)
-                return mask
+                return torch.ones(5, device=grad.device)
 
         x = torch.randn(5, requires_grad=True)
         Mask.apply(x).sum().backward()

@@ -62,16 +62,19 @@ class GradientKind(Cause):
         return self.found(
             say(
                 "{kind}.backward returned a {type}. What it returns is passed on as gradients, and these are tensors.",
-                kind=kind.__name__, type=type_name,
+                kind=kind.__name__,
+                type=type_name,
             ),
             marks,
             Fix(
                 say("Return a tensor: leave the conversion out, or convert back with torch.from_numpy(...).to(g)."),
-                method.source.code(*edits), edits, "high" if edits else "medium",
+                method.source.code(*edits),
+                edits,
+                "high" if edits else "medium",
             ),
             confidence="high" if len(kinds) == 1 else "medium",
             apart="" if len(kinds) == 1 else say("Which of several Functions it was, torch does not say."),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -87,8 +90,7 @@ class GradientKind(Cause):
             @staticmethod
             def backward(ctx, grad):
                 (x,) = ctx.saved_tensors
-                result = grad.numpy() * np.cos(x.detach().numpy())
-                return result
+                return grad.numpy() * np.cos(x.detach().numpy())
 
         x = torch.randn(4, requires_grad=True)
         Sine.apply(x).sum().backward()
@@ -124,7 +126,7 @@ def _culprits(method: Method | None, type_name: str) -> list[ast.expr]:
     """The gradients that are written so that they are of this type."""
     if method is None:
         return []
-    found = []
+    found: list[ast.expr] = []
     for value in method.returns:
         if type_name == "list" and isinstance(value, ast.List):
             found.append(value)

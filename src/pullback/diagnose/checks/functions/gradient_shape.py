@@ -59,7 +59,9 @@ class GradientShape(Cause):
             before = method.assigned(each.id) if isinstance(each, ast.Name) else None
             if before is not None:
                 marks.append(method.mark(before, say("the gradient of {name} is computed here", name=name)))
-            what = say("returned as the gradient of {name}: shape {got}, not {wanted}", name=name, got=got, wanted=wanted)
+            what = say(
+                "returned as the gradient of {name}: shape {got}, not {wanted}", name=name, got=got, wanted=wanted
+            )
             marks.append(method.mark(each, what))
         if not wrong:
             marks.append(method.mark(method.node, say("the gradients are returned in here")))
@@ -67,11 +69,15 @@ class GradientShape(Cause):
         return self.found(
             say(
                 "{kind}.backward returned a gradient of shape {got} for {name}, which has shape {wanted}. {why}",
-                kind=kind.__name__, got=got, wanted=wanted, name=name, why=why,
+                kind=kind.__name__,
+                got=got,
+                wanted=wanted,
+                name=name,
+                why=why,
             ),
             marks,
             fix,
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -121,9 +127,9 @@ def _others(node: object, index: int, got: Shape) -> list[int]:
     edges = getattr(node, "next_functions", ())
     found = []
     for number, (child, output) in enumerate(edges):
-        if child is not None and number != index and output < len(child._input_metadata):
-            if tuple(child._input_metadata[output].shape) == got:
-                found.append(number)
+        known = child._input_metadata if child is not None and number != index else ()
+        if output < len(known) and tuple(known[output].shape) == got:
+            found.append(number)
     return found
 
 

@@ -43,18 +43,27 @@ class JvpMissing(Cause):
         names = inputs_of(kind)
         saver = saver_of(kind)
         saved = [saver.text(each) for call in saver.calls("save_for_backward") for each in call.args] if saver else []
-        keep = f"ctx.save_for_forward({', '.join(saved)})    # in {saver.node.name}\n\n" if saver and saved and not isinstance(saver.node, ast.Lambda) else ""
+        keep = (
+            f"ctx.save_for_forward({', '.join(saved)})    # in {saver.node.name}\n\n"
+            if saver and saved and not isinstance(saver.node, ast.Lambda)
+            else ""
+        )
         tangents = ", ".join(f"{each}_t" for each in names)
         return self.found(
-            say("{kind} has a forward and a backward, but no jvp: torch cannot tell how a tangent of {names} goes on.",
-                kind=kind.__name__, names=", ".join(names)),
+            say(
+                "{kind} has a forward and a backward, but no jvp: torch cannot tell how a tangent of {names} goes on.",
+                kind=kind.__name__,
+                names=", ".join(names),
+            ),
             marks,
             Fix(
-                say("Write a jvp that turns the tangents of the inputs into those of the outputs, or use reverse mode."),
+                say(
+                    "Write a jvp that turns the tangents of the inputs into those of the outputs, or use reverse mode."
+                ),
                 f"{keep}@staticmethod\ndef jvp(ctx, {tangents}):\n    return ...  # the derivative in that direction",
             ),
             useless=[say("Implementing vjp: that is another name of backward.")],
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

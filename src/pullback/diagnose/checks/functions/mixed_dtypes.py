@@ -68,20 +68,25 @@ class MixedDtypes(Cause):
             say(
                 "{kind}.forward ran under autocast: its output, and so the gradient {name}, is {low}, but the saved "
                 "{other} is {full}. backward runs without autocast, so nothing brings them together.",
-                kind=kind.__name__, name=name, low=dtype_name(low[1].dtype), other=other, full=dtype_name(full[1].dtype),
+                kind=kind.__name__,
+                name=name,
+                low=dtype_name(low[1].dtype),
+                other=other,
+                full=dtype_name(full[1].dtype),
             ),
             marks,
             Fix(
                 say("Let backward run with the autocast state of forward."),
                 f'@torch.amp.custom_fwd(device_type="{device}")    # {kind.__name__}.forward\n'
                 f'@torch.amp.custom_bwd(device_type="{device}")    # {kind.__name__}.backward',
-                edits, "high" if edits and sure else "medium",
+                edits,
+                "high" if edits and sure else "medium",
             ),
             tensors=[Subject.of(low[1], name, "gradient"), Subject.of(full[1], other, "saved")],
             confidence="high" if sure else "medium",
             apart="" if sure else say("Whether forward ran under autocast, or casts on its own."),
             useless=[say("Calling backward() inside the autocast block: torch advises against it.")],
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

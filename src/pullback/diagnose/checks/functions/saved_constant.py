@@ -8,6 +8,7 @@ import re
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.function_classes import Method, backward_of, called, saver_of
+from pullback.diagnose.evidence.function_edits import Rewrite
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -54,11 +55,18 @@ class SavedConstant(Cause):
         return self.found(
             say(
                 "{kind} saves {name}, a {type}, with save_for_backward, which keeps tensors only.",
-                kind=kind.__name__, name=text, type=type_name,
+                kind=kind.__name__,
+                name=text,
+                type=type_name,
             ),
             marks,
-            Fix(fix, saver.source.code(*edits) or f"ctx.{text} = {text}", edits, "high" if edits and not many else "medium"),
-        )  # fmt: skip
+            Fix(
+                fix,
+                saver.source.code(*edits) or f"ctx.{text} = {text}",
+                edits,
+                "high" if edits and not many else "medium",
+            ),
+        )
 
     @staticmethod
     def bad() -> None:
@@ -99,7 +107,9 @@ class SavedConstant(Cause):
 
 
 def _spread(saver: Method, wrong: ast.expr) -> tuple[Edit, ...]:
-    inside = ", ".join(map(saver.text, wrong.elts)) if isinstance(wrong, ast.List | ast.Tuple) else f"*{saver.text(wrong)}"
+    inside = (
+        ", ".join(map(saver.text, wrong.elts)) if isinstance(wrong, ast.List | ast.Tuple) else f"*{saver.text(wrong)}"
+    )
     return saver.rewrite().replace(wrong, inside).edits()
 
 
@@ -107,7 +117,12 @@ def _moved(saver: Method, backward: Method | None, call: ast.Call, index: int) -
     """From the saved tensors to an attribute, where it is saved and where it is used."""
     wrong = call.args[index]
     statement = saver.source.statement(call)
-    if not isinstance(wrong, ast.Name) or backward is None or statement is None or backward.source.file != saver.source.file:
+    if (
+        not isinstance(wrong, ast.Name)
+        or backward is None
+        or statement is None
+        or backward.source.file != saver.source.file
+    ):
         return ()
     if any(isinstance(each, ast.Starred) for each in call.args):
         return ()
@@ -124,11 +139,8 @@ def _moved(saver: Method, backward: Method | None, call: ast.Call, index: int) -
     return rewrite.edits() if _used(rewrite, backward, name, index, len(call.args)) else ()
 
 
-def _used(rewrite: object, backward: Method, name: str, index: int, count: int) -> bool:
+def _used(rewrite: Rewrite, backward: Method, name: str, index: int, count: int) -> bool:
     """Change the uses in backward; False if they are written in a way that is not understood."""
-    from pullback.diagnose.evidence.function_edits import Rewrite  # noqa: PLC0415
-
-    assert isinstance(rewrite, Rewrite)
     context = backward.context
     for node in backward.inner:
         if not (isinstance(node, ast.Attribute) and node.attr in ("saved_tensors", "saved_variables")):

@@ -39,7 +39,12 @@ class SavedCount(Cause):
         node, frame = found
         kind = node._forward_cls
         saver, backward, statement = saver_of(kind), backward_of(kind), frame.statement
-        if saver is None or backward is None or statement is None or "saved_tensors" not in frame.source.text(statement):
+        if (
+            saver is None
+            or backward is None
+            or statement is None
+            or "saved_tensors" not in frame.source.text(statement)
+        ):
             return None
         calls = saver.calls("save_for_backward")
         taken = _targets(backward, statement)
@@ -47,7 +52,9 @@ class SavedCount(Cause):
         marks = [case.mark(say("more or fewer are taken here than were saved"))]
         for number, call in enumerate(calls):
             last = number == len(calls) - 1
-            marks.append(saver.mark(call, say("saved here") if last else say("saved here, and replaced by the next call")))
+            marks.append(
+                saver.mark(call, say("saved here") if last else say("saved here, and replaced by the next call"))
+            )
         if not calls:
             marks.append(saver.mark(saver.node, say("nothing is saved in here")))
         marks += [*applied_marks(case, kind, node), *asked_marks(case)]
@@ -55,21 +62,27 @@ class SavedCount(Cause):
         if len(calls) > 1:
             cause = say(
                 "{kind} calls save_for_backward {count} times; only the last call counts, so there is ({saved}).",
-                kind=kind.__name__, count=len(calls), saved=", ".join(saved),
-            )  # fmt: skip
+                kind=kind.__name__,
+                count=len(calls),
+                saved=", ".join(saved),
+            )
         else:
             cause = say(
                 "{kind}.backward takes ({taken}) from ctx.saved_tensors, but what was saved is ({saved}).",
-                kind=kind.__name__, taken=", ".join(taken) or "...", saved=", ".join(saved),
-            )  # fmt: skip
+                kind=kind.__name__,
+                taken=", ".join(taken) or "...",
+                saved=", ".join(saved),
+            )
         return self.found(
             cause,
             marks,
             Fix(
                 say("Save in one call what backward takes, in that order."),
-                code or saver.source.code(*edits), edits, "high" if edits else "medium",
+                code or saver.source.code(*edits),
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

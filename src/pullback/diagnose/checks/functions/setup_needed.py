@@ -40,19 +40,22 @@ class SetupNeeded(Cause):
         new, sure = _split(forward)
         edits: tuple[Edit, ...] = ()
         if new and sure and forward.own:
-            edits = forward.rewrite().replace(forward.node, new).edits()  # type: ignore[arg-type]
+            edits = forward.rewrite().replace(forward.node, new).edits()
         return self.found(
             say(
                 "{kind}.forward computes and fills the context at once. The transforms of torch.func need the two "
                 "apart: forward({names}) and setup_context(ctx, inputs, output).",
-                kind=kind.__name__, names=", ".join(forward.names[1:]),
+                kind=kind.__name__,
+                names=", ".join(forward.names[1:]),
             ),
             marks,
             Fix(
                 say("Take the context out of forward, and fill it in setup_context."),
-                textwrap.dedent(new), edits, "high" if edits else "medium",
+                textwrap.dedent(new),
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -115,7 +118,9 @@ def _split(forward: Method) -> tuple[str, bool]:
         return "", False
     made = {name for each in rest for name in _stored(each)}
     result = rest[-1].value
-    outputs = [each.id for each in (result.elts if isinstance(result, ast.Tuple) else [result]) if isinstance(each, ast.Name)]
+    outputs = [
+        each.id for each in (result.elts if isinstance(result, ast.Tuple) else [result]) if isinstance(each, ast.Name)
+    ]
     used = {name for each in kept for name in _names(each)}
     sure = not (used & made - set(outputs)) and not any(name in made for name in used & set(inputs))
     indent = forward.source.indent(forward.node.lineno)
@@ -134,11 +139,17 @@ def _split(forward: Method) -> tuple[str, bool]:
 
 def _parameters(forward: Method) -> str:
     arguments = forward.node.args
-    text = ast.unparse(ast.arguments(
-        posonlyargs=arguments.posonlyargs, args=list(arguments.args), vararg=arguments.vararg,
-        kwonlyargs=arguments.kwonlyargs, kw_defaults=arguments.kw_defaults, kwarg=arguments.kwarg,
-        defaults=arguments.defaults,
-    ))  # fmt: skip
+    text = ast.unparse(
+        ast.arguments(
+            posonlyargs=arguments.posonlyargs,
+            args=list(arguments.args),
+            vararg=arguments.vararg,
+            kwonlyargs=arguments.kwonlyargs,
+            kw_defaults=arguments.kw_defaults,
+            kwarg=arguments.kwarg,
+            defaults=arguments.defaults,
+        )
+    )
     return text.partition(",")[2].strip()
 
 

@@ -41,7 +41,9 @@ class UnusedOutput(Cause):
         if backward is None or saver is None:
             return None
         statement = frame.statement
-        used = {each.id for each in ast.walk(statement) if isinstance(each, ast.Name)} if statement is not None else set()
+        used = (
+            {each.id for each in ast.walk(statement) if isinstance(each, ast.Name)} if statement is not None else set()
+        )
         none = [name for name in backward.names[1:] if frame.local.get(name, 0) is None]
         name = next((each for each in none if each in used), none[0] if none else None)
         calls = saver.calls("set_materialize_grads")
@@ -55,14 +57,17 @@ class UnusedOutput(Cause):
             say(
                 "{kind} has set_materialize_grads(False), so {name} is None in backward: the loss does not use that "
                 "output.",
-                kind=kind.__name__, name=name,
+                kind=kind.__name__,
+                name=name,
             ),
             marks,
             Fix(
                 say("Let zeros come for unused outputs, or test {name} for None.", name=name),
-                saver.source.code(*edits) or f"if {name} is not None: ...", edits, "high" if edits else "medium",
+                saver.source.code(*edits) or f"if {name} is not None: ...",
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

@@ -51,9 +51,11 @@ class VmapMissing(Cause):
             marks,
             Fix(
                 say("Let torch derive the rule, if the methods use torch's operations only; write vmap() otherwise."),
-                "generate_vmap_rule = True", edits if own else (), "high" if own and edits else "medium",
+                "generate_vmap_rule = True",
+                edits if own else (),
+                "high" if own and edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -102,7 +104,8 @@ def _first(around: ast.ClassDef) -> int:
     """The line before which a statement can be put at the start of a class."""
     body = [each for each in around.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
     first = body[0] if body else around.body[0]
-    return min([first.lineno, *(each.lineno for each in getattr(first, "decorator_list", []))])
+    first_line: int = min([first.lineno, *(each.lineno for each in getattr(first, "decorator_list", []))])
+    return first_line
 
 
 def _only_torch(kind: type, name: str) -> bool:

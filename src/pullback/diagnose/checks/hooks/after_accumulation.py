@@ -14,8 +14,8 @@ from pullback.language import say
 class AfterAccumulation(Cause):
     """A post-accumulate hook was registered on a tensor that was computed.
 
-    ``register_post_accumulate_grad_hook`` is called with the tensor after its ``.grad`` was added to. Only leaves have a
-    gradient accumulated: parameters, and tensors that were made with ``requires_grad=True``. For an intermediate result
+    ``register_post_accumulate_grad_hook`` is called with the tensor after its ``.grad`` was added to. Only leaves have
+    a gradient accumulated: parameters, and tensors that were made with ``requires_grad=True``. For an intermediate result
     use ``register_hook``, which is called with the gradient; to keep that gradient, ``retain_grad()``.
     """
 
@@ -38,8 +38,10 @@ class AfterAccumulation(Cause):
             marks.append(case.mark_at(place, say("{name} is computed here", name=name)))
         edits: tuple[Edit, ...] = ()
         hook = function_of(site.source, call.args[0])[0] if call.args else None
-        unused = hook is not None and hook.names and not any(
-            isinstance(each, ast.Name) and each.id == hook.names[0] for each in hook.inner
+        unused = (
+            hook is not None
+            and hook.names
+            and not any(isinstance(each, ast.Name) and each.id == hook.names[0] for each in hook.inner)
         )
         text = site.source.text(call)
         new = text.replace("register_post_accumulate_grad_hook", "register_hook", 1)
@@ -54,11 +56,13 @@ class AfterAccumulation(Cause):
             marks,
             Fix(
                 say("Use register_hook, whose hook is given the gradient rather than the tensor."),
-                new, edits, "high" if unused else "medium",
+                new,
+                edits,
+                "high" if unused else "medium",
             ),
             tensors=tensors,
             useless=[say("detach(): then no gradient arrives at all.")],
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -87,7 +91,7 @@ def _made(case: Case, name: str) -> ast.Assign | None:
         return None
     found = None
     for node in ast.walk(site.scope):
-        if isinstance(node, ast.Assign) and node.lineno < site.line and site.source.scope(node) is site.scope:
-            if any(site.source.text(each) == name for each in node.targets):
-                found = node if found is None or node.lineno > found.lineno else found
+        before = isinstance(node, ast.Assign) and node.lineno < site.line and site.source.scope(node) is site.scope
+        if before and isinstance(node, ast.Assign) and name in map(site.source.text, node.targets):
+            found = node if found is None or node.lineno > found.lineno else found
     return found

@@ -45,11 +45,13 @@ class ChangedGradient(Cause):
             marks,
             Fix(
                 say("Return nothing (None) to leave the gradient as it is, or a tensor of its shape."),
-                hooks[0].source.code(*edits) if edits else "return None", edits, "high" if sure else "medium",
+                hooks[0].source.code(*edits) if edits else "return None",
+                edits,
+                "high" if sure else "medium",
             ),
             confidence=confidence,
             apart="" if confidence == "high" else say("Which hook of this name it was, torch does not say."),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -81,9 +83,7 @@ def candidates(case: Case, pattern: re.Pattern[str] | None) -> tuple[list[Regist
     """The registered hooks that can be meant, by their name and by what they return."""
     name = named_hook(case)
     found = registered(case, {*TENSOR, *MODULE, "register_prehook"})
-    found = [each for each in found if each.name in (name, "?") or (name == "hook" and each.call.func.attr in MODULE)] or (  # type: ignore[attr-defined]
-        found if not name else []
-    )
+    found = [each for each in found if each.name in (name, "?") or (name == "hook" and each.method in MODULE)]
     if len(found) > 1 and pattern is not None:
         fitting = [each for each in found if each.hook is not None and _returns(each.hook, pattern)]
         found = fitting or found

@@ -45,17 +45,20 @@ class ChangedType(Cause):
         return self.found(
             say(
                 "The hook {name} was given a gradient of type {was} and returned one of type {got}.",
-                name=named_hook(case), was=was, got=got,
+                name=named_hook(case),
+                was=was,
+                got=got,
             ),
             marks,
             Fix(
                 say("Return it in the dtype and on the device of the gradient."),
-                hook.source.code(*edits) if hook is not None and edits else "return result.to(g)", edits,
+                hook.source.code(*edits) if hook is not None and edits else "return result.to(g)",
+                edits,
                 "high" if edits and "Meta" not in got else "medium",
             ),
             confidence=confidence,
             apart="" if confidence == "high" else say("Which hook of this name it was, torch does not say."),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

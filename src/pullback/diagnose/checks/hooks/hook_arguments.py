@@ -53,7 +53,11 @@ class HookArguments(Cause):
         said = re.match(r"(?:[\w.<>]*\.)?(\w+|<lambda>)\(\)", case.message)
         running = module_hook(case)
         method = method_of_hook(running[1]) if running is not None else None
-        kinds = {*MODULE} if running is not None else {"register_hook", "register_post_accumulate_grad_hook", "register_prehook"}
+        kinds = (
+            {*MODULE}
+            if running is not None
+            else {"register_hook", "register_post_accumulate_grad_hook", "register_prehook"}
+        )
         found = [each for each in registered(case, kinds) if said is None or each.name in (said[1], "partial")]
         if method is not None:
             found = [each for each in found if each.hook is not None and each.hook.node is method.node] or found
@@ -77,13 +81,19 @@ class HookArguments(Cause):
         return self.found(
             say(
                 "The hook {hook} is called with ({takes}), but takes ({names}).",
-                hook=one.name, takes=takes, names=", ".join(names),
+                hook=one.name,
+                takes=takes,
+                names=", ".join(names),
             ),
             marks,
-            Fix(say("Take just these arguments."), method.source.code(*edits) if edits and method else f"def hook({takes}):",
-                edits, "high" if edits else "medium"),
+            Fix(
+                say("Take just these arguments."),
+                method.source.code(*edits) if edits and method else f"def hook({takes}):",
+                edits,
+                "high" if edits else "medium",
+            ),
             confidence="high" if len(found) == 1 else "medium",
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -93,7 +103,7 @@ class HookArguments(Cause):
             print(grad_output[0].norm())
 
         net = torch.nn.Linear(3, 2)
-        net.register_full_backward_hook(note)
+        net.register_full_backward_hook(note)  # type: ignore[arg-type]
         net(torch.randn(4, 3, requires_grad=True)).sum().backward()
 
     @staticmethod

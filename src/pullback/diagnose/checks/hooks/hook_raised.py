@@ -9,10 +9,17 @@ from pullback.diagnose.evidence.function_hooks import hook_frame, registered
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
-KINDS = frozenset({
-    "register_hook", "register_prehook", "register_post_accumulate_grad_hook", "register_multi_grad_hook",
-    "register_full_backward_hook", "register_full_backward_pre_hook", "register_backward_hook",
-})  # fmt: skip
+KINDS = frozenset(
+    {
+        "register_hook",
+        "register_prehook",
+        "register_post_accumulate_grad_hook",
+        "register_multi_grad_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+        "register_backward_hook",
+    }
+)
 
 
 class HookRaised(Cause):
@@ -34,7 +41,9 @@ class HookRaised(Cause):
         mine = [
             each
             for each in registered(case, KINDS)
-            if each.hook is not None and each.hook.source.file == frame.file and _same(each.hook.node, scope, frame.line)
+            if each.hook is not None
+            and each.hook.source.file == frame.file
+            and _same(each.hook.node, scope, frame.line)
         ]
         if not mine:
             return None
@@ -45,13 +54,15 @@ class HookRaised(Cause):
         return self.found(
             say(
                 "The hook {name} was running when this failed: {error}: {message}",
-                name=mine[0].name, error=type(case.error).__name__, message=case.message.partition("\n")[0],
+                name=mine[0].name,
+                error=type(case.error).__name__,
+                message=case.message.partition("\n")[0],
             ),
             marks,
             Fix(say("Mend the marked line of the hook."), "", (), "low"),
             confidence="medium",
             apart=say("The error is one of the code in the hook; what it should be, the message says."),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -61,7 +72,7 @@ class HookRaised(Cause):
             if grad.norm() > limits["norm"]:
                 print("large")
 
-        limits = {}
+        limits: dict[str, float] = {}
         x = torch.randn(4, requires_grad=True)
         y = x.sin()
         y.register_hook(check)

@@ -44,7 +44,9 @@ class HooksDisabled(Cause):
             return None
         if "torch.compile" in case.message:
             return None
-        marks = [case.mark(say("hooks of saved tensors are set here") if not forbidding else say("hooks are forbidden here"))]
+        marks = [
+            case.mark(say("hooks of saved tensors are set here") if not forbidding else say("hooks are forbidden here"))
+        ]
         names = ("disable_saved_tensors_hooks",) if not forbidding else ("saved_tensors_hooks", "save_on_cpu")
         for frame in reversed(case.frames):
             around = frame.node if frame.node is not None else frame.statement
@@ -61,17 +63,19 @@ class HooksDisabled(Cause):
                 marks.append(outer.mark(say("under this transform of torch.func")))
         return self.found(
             say(
-                "Hooks of saved tensors (offloading, a checkpoint) and a region that forbids them meet here; the text of "
-                "the error is that of the region."
+                "Hooks of saved tensors (offloading, a checkpoint) and a region that forbids them meet here; the text "
+                "of the error is that of the region."
             ),
             marks,
             Fix(
                 say("Leave them out under torch.func, or differentiate with torch.autograd.grad.")
                 if transform
                 else say("Move the block with the hooks out of the region that forbids them."),
-                "", (), "medium",
+                "",
+                (),
+                "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

@@ -44,11 +44,12 @@ class MissingGradient(Cause):
         return self.found(
             say(
                 "{name} of this {module} has a None: that input does not require grad, so it has no gradient.",
-                name=empty[0], module=kind,
+                name=empty[0],
+                module=kind,
             ),
             marks,
             Fix(say("Test for None before computing with it."), f"if {empty[0]}[0] is not None: ...", (), "medium"),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -77,6 +78,6 @@ class MissingGradient(Cause):
         def watch(module, grad_input, grad_output):
             norms[module] = grad_input[0].norm().item()
 
-        for layer in net[1:]:
+        for layer in list(net)[1:]:
             layer.register_full_backward_hook(watch)
         net(torch.randn(5, 3)).sum().backward()

@@ -16,13 +16,13 @@ from pullback.language import say
 class ModuleHookCount(Cause):
     """A backward hook of a module or a node returned another number of gradients than it was given.
 
-    A full backward hook gets ``(module, grad_input, grad_output)``, where the gradients are tuples, and returns ``None``
-    or a new ``grad_input``: a tuple with one entry for each positional input of the module. A single tensor is not a
-    tuple: of a tensor the length is the size of its first dimension, and that is the number in torch's message. Write
-    ``return (grad_input[0] * 2,)``, with the comma.
+    A full backward hook gets ``(module, grad_input, grad_output)``, where the gradients are tuples, and returns
+    ``None`` or a new ``grad_input``: a tuple with one entry for each positional input of the module. A single tensor is
+    not a tuple: of a tensor the length is the size of its first dimension, and that is the number in torch's message.
+    Write ``return (grad_input[0] * 2,)``, with the comma.
 
-    A full backward *pre* hook gets and returns ``grad_output``. A hook of a node (``grad_fn.register_hook``) and the old
-    ``register_backward_hook`` return one gradient for each input of that node.
+    A full backward *pre* hook gets and returns ``grad_output``. A hook of a node (``grad_fn.register_hook``) and the
+    old ``register_backward_hook`` return one gradient for each input of that node.
     """
 
     code = "PB737"
@@ -42,37 +42,52 @@ class ModuleHookCount(Cause):
         elif running is None:
             name = named_hook(case)
             found = [each for each in found if each.name == name]
-            found = [each for each in found if each.call.func.attr == "register_backward_hook" or "fn" in each.owner] or found  # type: ignore[attr-defined]
+            found = [each for each in found if each.method == "register_backward_hook" or "fn" in each.owner] or found
             method = found[0].hook if len(found) == 1 else None
         marks = [case.mark(say("the backward pass failed here"))]
         marks += [each.mark(say("the hook is registered here")) for each in found[:3]]
         edits: tuple[Edit, ...] = ()
         bare = False
         if method is not None:
-            marks += [method.mark(each, say("{count} values, {wanted} expected", count=got, wanted=wanted)) for each in method.returns]
+            marks += [
+                method.mark(each, say("{count} values, {wanted} expected", count=got, wanted=wanted))
+                for each in method.returns
+            ]
             bare = len(method.returns) == 1 and not isinstance(method.returns[0], ast.Tuple | ast.Name)
             if bare and wanted == 1 and method.own and len(elements(method.returns[0])) == 1:
                 value = method.returns[0]
                 edits = method.rewrite().replace(value, f"({method.text(value)},)").edits()
         owner = type(running[0]).__name__ if running is not None else ""
         cause = (
-            say("The hook of {module} returned {got} values, but {wanted} were given.", module=owner, got=got, wanted=wanted)
+            say(
+                "The hook of {module} returned {got} values, but {wanted} were given.",
+                module=owner,
+                got=got,
+                wanted=wanted,
+            )
             if owner
             else say("A hook returned {got} values, but {wanted} were given.", got=got, wanted=wanted)
         )
-        notes = [say("A tensor that is returned without a tuple counts as many values as its first dimension has.")] if bare else []
+        notes = (
+            [say("A tensor that is returned without a tuple counts as many values as its first dimension has.")]
+            if bare
+            else []
+        )
         return self.found(
             cause,
             marks,
             Fix(
                 say("Return a tuple with {wanted} entries, or nothing.", wanted=wanted),
-                method.source.code(*edits) if edits and method is not None else "return (grad,)", edits,
+                method.source.code(*edits) if edits and method is not None else "return (grad,)",
+                edits,
                 "high" if edits else "medium",
             ),
             notes=notes,
             confidence="high" if method is not None or len(found) == 1 else "medium",
-            apart="" if method is not None or len(found) == 1 else say("Which hook of this name it was, torch does not say."),
-        )  # fmt: skip
+            apart=""
+            if method is not None or len(found) == 1
+            else say("Which hook of this name it was, torch does not say."),
+        )
 
     @staticmethod
     def bad() -> None:

@@ -15,10 +15,30 @@ from pullback.graph.frames import variables
 from pullback.graph.values import Place
 from pullback.language import say
 
-MAKERS = frozenset({
-    "randn", "rand", "zeros", "ones", "full", "empty", "tensor", "arange", "linspace", "eye", "randint", "from_numpy",
-    "as_tensor", "zeros_like", "ones_like", "randn_like", "rand_like", "full_like", "normal", "Tensor",
-})  # fmt: skip
+MAKERS = frozenset(
+    {
+        "randn",
+        "rand",
+        "zeros",
+        "ones",
+        "full",
+        "empty",
+        "tensor",
+        "arange",
+        "linspace",
+        "eye",
+        "randint",
+        "from_numpy",
+        "as_tensor",
+        "zeros_like",
+        "ones_like",
+        "randn_like",
+        "rand_like",
+        "full_like",
+        "normal",
+        "Tensor",
+    }
+)
 
 
 class NoGradTensor(Cause):
@@ -63,18 +83,21 @@ class NoGradTensor(Cause):
             Fix(
                 say("Make it require grad when it is made, before it is used.")
                 if factory
-                else say("Let {name} come from something that requires grad, or make it require grad itself.", name=name),
-                site.source.code(*edits) or f"{name}.requires_grad_()", edits if factory else (),
+                else say(
+                    "Let {name} come from something that requires grad, or make it require grad itself.", name=name
+                ),
+                site.source.code(*edits) or f"{name}.requires_grad_()",
+                edits if factory else (),
                 "high" if factory and edits else "medium",
             ),
             tensors=[case.subject(tensor, "hooked", name)],
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
         import torch
 
-        gradients = []
+        gradients: list[torch.Tensor] = []
         image = torch.rand(2, 8)
         net = torch.nn.Linear(8, 1)
         image.register_hook(gradients.append)
@@ -84,7 +107,7 @@ class NoGradTensor(Cause):
     def good() -> None:
         import torch
 
-        gradients = []
+        gradients: list[torch.Tensor] = []
         image = torch.rand(2, 8, requires_grad=True)
         net = torch.nn.Linear(8, 1)
         image.register_hook(gradients.append)
@@ -107,9 +130,9 @@ def _made(case: Case, owner: ast.expr) -> ast.Assign | None:
         return None
     found = None
     for node in ast.walk(site.scope):
-        if isinstance(node, ast.Assign) and node.lineno <= site.line and site.source.scope(node) is site.scope:
-            if any(isinstance(each, ast.Name) and each.id == owner.id for each in node.targets):
-                found = node if found is None or node.lineno >= found.lineno else found
+        before = isinstance(node, ast.Assign) and node.lineno <= site.line and site.source.scope(node) is site.scope
+        if before and isinstance(node, ast.Assign) and owner.id in map(site.source.text, node.targets):
+            found = node if found is None or node.lineno >= found.lineno else found
     return found
 
 

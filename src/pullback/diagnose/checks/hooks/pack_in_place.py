@@ -35,7 +35,9 @@ class PackInPlace(Cause):
             method = function_of(source, pack)[0] if pack is not None else None
             found = [each for each in method.inner if _writes(each)] if method is not None else []
             if found and method is not None:
-                marks.append(Mark.at(Place(source.file, call.lineno, ""), say("the hooks are set here"), source.span(call)))
+                marks.append(
+                    Mark.at(Place(source.file, call.lineno, ""), say("the hooks are set here"), source.span(call))
+                )
                 marks += [method.mark(each, say("written in place here")) for each in found]
                 writes += [(method, each) for each in found if isinstance(each, ast.Call)]
         edits: tuple[Edit, ...] = ()
@@ -43,21 +45,25 @@ class PackInPlace(Cause):
             method, write = writes[0]
             func = write.func
             assert isinstance(func, ast.Attribute)
-            edits = Rewrite(method.source).replace(func.value, f"{method.text(func.value)}.clone()").edits()
+            name = method.text(func.value)
             statement = method.source.statement(write)
+            edits = Rewrite(method.source).replace(func.value, f"{name}.clone()").edits()
             if isinstance(statement, ast.Expr) and statement.value is write:
-                edits = Rewrite(method.source).replace(
-                    write, f"{method.text(func.value)} = {method.text(func.value)}.clone(){method.text(write)[len(method.text(func.value)):]}"
-                ).edits()
+                new = f"{name} = {name}.clone(){method.text(write)[len(name) :]}"
+                edits = Rewrite(method.source).replace(write, new).edits()
         return self.found(
-            say("pack was given a tensor of the forward pass itself, and wrote into it; the program would compute on with "
-                "the changed values."),
+            say(
+                "pack was given a tensor of the forward pass itself, and wrote into it; the program would compute on "
+                "with the changed values."
+            ),
             marks,
             Fix(
                 say("Let pack work on a copy."),
-                writes[0][0].source.code(*edits) if edits else "t.clone()", edits, "high" if edits else "medium",
+                writes[0][0].source.code(*edits) if edits else "t.clone()",
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

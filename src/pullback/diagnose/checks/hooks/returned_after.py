@@ -40,11 +40,13 @@ class ReturnedAfter(Cause):
             say("The gradient was added to .grad before the hook ran: what it returns would have no meaning."),
             marks,
             Fix(
-                say("Return nothing."), found[0].source.code(*edits) if edits else "return None", edits,
+                say("Return nothing."),
+                found[0].source.code(*edits) if edits else "return None",
+                edits,
                 "high" if edits else "medium",
             ),
             confidence="high" if len(found) == 1 else "medium",
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

@@ -46,7 +46,9 @@ class ReturnedKind(Cause):
             marks,
             Fix(
                 say("Return {expected}, or nothing to leave the gradient as it is.", expected=expected),
-                hooks[0].source.code(*edits) if edits else "return None", edits, "high" if edits else "medium",
+                hooks[0].source.code(*edits) if edits else "return None",
+                edits,
+                "high" if edits else "medium",
             ),
             confidence="high" if len(hooks) == 1 else "medium",
             apart="" if len(hooks) == 1 else say("Which hook it was, torch does not say."),

@@ -47,7 +47,9 @@ class SharedMemory(Cause):
             return None
         marks = [case.mark(say("{name} is changed in place here", name=name))]
         if inside is None:
-            hooks = registered(case, {"register_hook", "register_full_backward_hook", "register_post_accumulate_grad_hook"})
+            hooks = registered(
+                case, {"register_hook", "register_full_backward_hook", "register_post_accumulate_grad_hook"}
+            )
             mine = [each for each in hooks if each.hook is not None and each.hook.node is method.node]
             marks += [each.mark(say("the hook is registered here")) for each in mine[:2]]
         marks += asked_marks(case)
@@ -61,9 +63,11 @@ class SharedMemory(Cause):
             marks,
             Fix(
                 say("Compute a new tensor instead of changing {name}, and return it.", name=name),
-                site.source.code(*edits) or f"{name} = {name}.clone()", edits, "high" if edits else "medium",
+                site.source.code(*edits) or f"{name} = {name}.clone()",
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -109,14 +113,14 @@ def _method(source: Source, line: int, name: str, node: ast.expr | None) -> Meth
     return None if isinstance(found, ast.Module) else Method(source, found, name)
 
 
-def _edits(
-    method: Method, node: ast.expr | None, statement: ast.stmt | None, target: ast.expr
-) -> tuple[Edit, ...]:
+def _edits(method: Method, node: ast.expr | None, statement: ast.stmt | None, target: ast.expr) -> tuple[Edit, ...]:
     if not method.own or not isinstance(target, ast.Name):
         return ()
     rewrite = Rewrite(method.source)
     text = method.text(target)
-    returned = any(isinstance(each, ast.Name) and each.id == text for value in method.returns for each in ast.walk(value))
+    returned = any(
+        isinstance(each, ast.Name) and each.id == text for value in method.returns for each in ast.walk(value)
+    )
     if isinstance(statement, ast.AugAssign) and type(statement.op) in OPERATORS:
         rewrite.replace(statement, f"{text} = {text} {OPERATORS[type(statement.op)]} {method.text(statement.value)}")
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -133,4 +137,3 @@ def _edits(
             return ()
         rewrite.after(statement, f"return {text}")
     return rewrite.edits()
-

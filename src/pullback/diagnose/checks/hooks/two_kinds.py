@@ -51,9 +51,11 @@ class TwoKinds(Cause):
             marks,
             Fix(
                 say("Register all of them with register_full_backward_hook."),
-                site.source.code(*edits), edits, "high" if edits else "medium",
+                site.source.code(*edits),
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

@@ -29,7 +29,11 @@ class UnpackKind(Cause):
     def diagnose(self, case: Case) -> Diagnosis | None:
         said = re.search(r"got result of type (\S+)", case.message)
         got = said[1] if said else "?"
-        calls = [(source, call) for source, call in calls_of(case, {"saved_tensors_hooks", "register_hooks"}) if _unpack(call)]
+        calls = [
+            (source, call)
+            for source, call in calls_of(case, {"saved_tensors_hooks", "register_hooks"})
+            if _unpack(call)
+        ]
         marks = [case.mark(say("a saved tensor is asked for here"))]
         edits: tuple[Edit, ...] = ()
         for source, call in calls[:3]:
@@ -54,11 +58,13 @@ class UnpackKind(Cause):
             marks,
             Fix(
                 say("Let unpack return a tensor: the inverse of what pack does."),
-                calls[0][0].code(*edits) if edits else "torch.from_numpy(array)", edits, "high" if edits else "medium",
+                calls[0][0].code(*edits) if edits else "torch.from_numpy(array)",
+                edits,
+                "high" if edits else "medium",
             ),
             confidence="high" if len(calls) <= 1 else "medium",
             apart="" if len(calls) <= 1 else say("Which pair of hooks it was, torch does not say."),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -94,5 +100,3 @@ class UnpackKind(Cause):
 def _unpack(call: ast.Call) -> ast.expr | None:
     named = next((each.value for each in call.keywords if each.arg == "unpack_hook"), None)
     return named or (call.args[1] if len(call.args) > 1 else None)
-
-

@@ -21,11 +21,11 @@ from pullback.language import say
 
 
 class InplaceActivation(Cause):
-    """`nn.ReLU(inplace=True)` (or another module with `inplace=True`) overwrites its input, which the layer before it still needs.
+    """`nn.ReLU(inplace=True)` (or another module with `inplace=True`) overwrites its input, which another layer needs.
 
-    In place saves one tensor of memory, and is allowed only where nobody else needs the input: after a convolution, a linear
-    layer or a batch norm it is fine, after `Sigmoid`, `Tanh`, `Softmax` or `exp`, or where the input is used a second time
-    (a residual connection), it is not.
+    In place saves one tensor of memory, and is allowed only where nobody else needs the input: after a convolution,
+    a linear layer or a batch norm it is fine, after `Sigmoid`, `Tanh`, `Softmax` or `exp`, or where the input is
+    used a second time (a residual connection), it is not.
 
     Write `inplace=False` (the default) there. The memory that it saves is one activation.
     """

@@ -20,13 +20,15 @@ from pullback.language import say
 
 
 class ChangedBuffer(Cause):
-    """A buffer (running statistics, a mask, a table) was changed in place after an operation had kept it for its backward.
+    """A buffer (running statistics, a mask) was changed in place after an operation had kept it for its backward.
 
-    Batch norm in eval mode keeps its running statistics; `load_state_dict`, `reset_running_stats()`, a moving average, or
-    `DistributedDataParallel(broadcast_buffers=True)` with several forward passes before one backward change them.
+    Batch norm in eval mode keeps its running statistics; `load_state_dict`, `reset_running_stats()`, a moving
+    average, or `DistributedDataParallel(broadcast_buffers=True)` with several forward passes before one backward
+    change them.
 
     Change the buffer after the backward pass, or assign a new tensor instead of writing into the old one
-    (`self.mean = 0.9 * self.mean + 0.1 * new`). For DDP: `broadcast_buffers=False`, or one forward pass per backward pass.
+    (`self.mean = 0.9 * self.mean + 0.1 * new`). For DDP: `broadcast_buffers=False`, or one forward pass per
+    backward pass.
     """
 
     code = "PB410"
@@ -46,7 +48,8 @@ class ChangedBuffer(Cause):
             all_marks(case, found, say("{name} is changed in place here", name=name)),
             Fix(
                 say(
-                    "Change the buffer after the backward pass, or assign a new tensor instead of writing into the old one."
+                    "Change the buffer after the backward pass, or assign a new tensor instead "
+                    "of writing into the old one."
                 ),
                 code_of(form.source if form else None, edits, f"{name} = {name}.clone()"),
                 edits,

@@ -13,8 +13,9 @@ from pullback.language import say
 class ChangedSomewhere(Cause):
     """Some operation had kept a tensor for its backward, and something has changed it in place since.
 
-    Which line did it is known to the trace only: run again with `--trace`. The usual suspects: `+=`, an assignment by index,
-    methods that end with an underscore, `inplace=True`, `optimizer.step()` before the backward pass, `detach()` aliases.
+    Which line did it is known to the trace only: run again with `--trace`. The usual suspects: `+=`, an assignment
+    by index, methods that end with an underscore, `inplace=True`, `optimizer.step()` before the backward pass,
+    `detach()` aliases.
 
     Whatever it is: make a new tensor, or change a clone.
     """

@@ -19,9 +19,9 @@ from pullback.language import say
 class DataOfOtherShape(Cause):
     """The shape of a parameter was changed through `.data` between the forward pass and `optimizer.step()`.
 
-    `w.data = other` is noticed by nobody: the backward pass stores a gradient of the shape that the graph knows, and only
-    the optimizer fails, with a message about broadcasting. The same happens with the optimizer's own state (momentum) if
-    the shape changes between two steps.
+    `w.data = other` is noticed by nobody: the backward pass stores a gradient of the shape that the graph knows,
+    and only the optimizer fails, with a message about broadcasting. The same happens with the optimizer's own state
+    (momentum) if the shape changes between two steps.
 
     Change the shape *before* the forward pass, by a new `nn.Parameter`, and make a new optimizer for it.
     """

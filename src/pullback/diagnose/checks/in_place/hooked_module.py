@@ -14,10 +14,10 @@ from pullback.language import say
 
 
 class HookedModule(Cause):
-    """A module has a full backward hook, and its forward (or the next layer) changes the tensor in place that the hook watches.
+    """A module has a full backward hook, and its forward (or the next layer) changes in place what it watches.
 
-    To see the gradients of inputs and outputs, `register_full_backward_hook` passes them through a Function of its own, whose
-    outputs are views. A change in place of such a view is refused.
+    To see the gradients of inputs and outputs, `register_full_backward_hook` passes them through a Function of its
+    own, whose outputs are views. A change in place of such a view is refused.
 
     Write the change out of place (`x = x + 1`, `inplace=False`), or watch a tensor instead of the module:
     `tensor.register_hook(...)`.
@@ -35,7 +35,8 @@ class HookedModule(Cause):
         marks = [case.mark(say("changed in place here, inside or behind a module with a hook")), *_registered(case)]
         return self.found(
             say(
-                "A full backward hook wraps what goes into a module and comes out of it; this line changes such a tensor in place."
+                "A full backward hook wraps what goes into a module and comes out of it; this "
+                "line changes such a tensor in place."
             ),
             marks,
             Fix(

@@ -11,7 +11,7 @@ from pullback.language import say
 
 
 class InputChanged(Cause):
-    """A forward function changed its argument in place (`x += 1`, `nn.ReLU(inplace=True)` as the first layer), and was given a leaf.
+    """A forward function changed its argument in place (`x += 1`, an `nn.ReLU(inplace=True)`), and was given a leaf.
 
     With ordinary data nothing is noticed; as soon as the input requires grad (saliency maps, adversarial examples, a
     gradient check) the change of a leaf is refused. It changed the caller's tensor all along.
@@ -53,7 +53,7 @@ class InputChanged(Cause):
     def bad() -> None:
         import torch
 
-        def centred(values):  # type: ignore[no-untyped-def]
+        def centred(values):
             values -= values.detach().mean()
             return values.square().sum()
 
@@ -64,7 +64,7 @@ class InputChanged(Cause):
     def good() -> None:
         import torch
 
-        def centred(values):  # type: ignore[no-untyped-def]
+        def centred(values):
             values = values - values.detach().mean()
             return values.square().sum()
 

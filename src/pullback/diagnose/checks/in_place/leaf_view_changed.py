@@ -15,8 +15,9 @@ class LeafViewChanged(Cause):
 
     An index gives a view: it shares the memory of the leaf, so a write to it is a write to the leaf.
 
-    For setting values (initialisation, padding rows) write under `torch.no_grad()`, or set them before `requires_grad_()`.
-    If the change is a part of the computation, change a copy: `w2 = w.clone(); w2[0] = 1.0`, and go on with the copy.
+    For setting values (initialisation, padding rows) write under `torch.no_grad()`, or set them before
+    `requires_grad_()`. If the change is a part of the computation, change a copy: `w2 = w.clone(); w2[0] = 1.0`,
+    and go on with the copy.
     """
 
     code = "PB422"
@@ -35,7 +36,8 @@ class LeafViewChanged(Cause):
             edits = cloned_before(form.source, form.statement, form.path)
         return self.found(
             say(
-                "{name} is a leaf that requires grad, and this line writes to a part of it while autograd is recording.",
+                "{name} is a leaf that requires grad, and this line writes to a part of it "
+                "while autograd is recording.",
                 name=name,
             ),
             [case.mark(say("a part of {name} is changed in place here", name=name))],
@@ -43,7 +45,8 @@ class LeafViewChanged(Cause):
                 say("Change a clone, and go on with it.")
                 if given
                 else say(
-                    "Write under torch.no_grad(), or before requires_grad_(); if it is a part of the computation, change a clone."
+                    "Write under torch.no_grad(), or before requires_grad_(); if it is a part "
+                    "of the computation, change a clone."
                 ),
                 case.site.source.code(*edits) or f"with torch.no_grad():\n    {case.site.text}",
                 edits,

@@ -14,8 +14,8 @@ class ManualStep(Cause):
 
     A step of gradient descent is not part of the function that is differentiated: it must not be recorded.
 
-    Write it under `with torch.no_grad():`, and set the gradient to None afterwards. `w = w - lr * w.grad` is no cure: it makes
-    a new tensor that is not a leaf, so the next `backward()` leaves `w.grad` at None.
+    Write it under `with torch.no_grad():`, and set the gradient to None afterwards. `w = w - lr * w.grad` is no
+    cure: it makes a new tensor that is not a leaf, so the next `backward()` leaves `w.grad` at None.
     """
 
     code = "PB421"
@@ -31,7 +31,8 @@ class ManualStep(Cause):
         edits = without_grad(case, form)
         return self.found(
             say(
-                "{name} is a leaf that requires grad; its update by a gradient is being recorded as a part of the graph.",
+                "{name} is a leaf that requires grad; its update by a gradient is being "
+                "recorded as a part of the graph.",
                 name=name,
             ),
             [case.mark(say("{name} is updated in place here", name=name))],

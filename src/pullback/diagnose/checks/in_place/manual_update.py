@@ -24,8 +24,8 @@ from pullback.language import say
 class ManualUpdate(Cause):
     """A parameter was changed in place (`w -= lr * g`, `w.clamp_()`, `w.copy_()`) after a forward pass that used it.
 
-    `torch.no_grad()` keeps the change out of the graph, but the memory is the same: an operation that had kept `w` for its
-    backward finds another value. This is about order: forward, backward, then the update.
+    `torch.no_grad()` keeps the change out of the graph, but the memory is the same: an operation that had kept `w`
+    for its backward finds another value. This is about order: forward, backward, then the update.
 
     Move the change behind the backward pass (or before the forward pass).
     """

@@ -27,8 +27,8 @@ class MaxNorm(Cause):
     If the same weight was used by another operation before (tied weights: `hidden @ emb.weight.T`), what that operation
     kept is changed by the lookup.
 
-    Use a clone of the weight in the other operation, `hidden @ emb.weight.clone().T`, as torch's documentation says, or look
-    up first. Without `max_norm` there is no such change.
+    Use a clone of the weight in the other operation, `hidden @ emb.weight.clone().T`, as torch's documentation
+    says, or look up first. Without `max_norm` there is no such change.
     """
 
     code = "PB409"

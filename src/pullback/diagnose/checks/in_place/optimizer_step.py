@@ -12,16 +12,17 @@ from pullback.language import say
 
 
 class StepBetween(Cause):
-    """`optimizer.step()` changes the parameters in place. A graph that was built before the step still needs the old ones.
+    """`optimizer.step()` changes the parameters in place. A graph built before the step needs the old ones.
 
-    It happens where two losses are computed first and then treated one after the other: `loss_d.backward(); opt_d.step();
-    loss_g.backward()`, when `loss_g` was computed with the weights of `d` before the step (GANs, actor and critic).
+    It happens where two losses are computed first and then treated one after the other: `loss_d.backward();
+    opt_d.step(); loss_g.backward()`, when `loss_g` was computed with the weights of `d` before the step (GANs,
+    actor and critic).
 
-    Compute the second loss *after* the step, or call both `backward()` before any `step()`. If the weights of the stepped
-    network are only a means for the second loss, computing it anew is the usual and the right thing.
+    Compute the second loss *after* the step, or call both `backward()` before any `step()`. If the weights of the
+    stepped network are only a means for the second loss, computing it anew is the usual and the right thing.
 
-    `retain_graph=True` cannot help: the graph is there, the weights are not. Cloning the weights would give gradients at
-    stale weights.
+    `retain_graph=True` cannot help: the graph is there, the weights are not. Cloning the weights would give
+    gradients at stale weights.
     """
 
     code = "PB406"
@@ -38,7 +39,8 @@ class StepBetween(Cause):
             sentence(found)
             + " "
             + say(
-                "{name} is trained by {optimizer}, whose step() changed it between the forward pass and this backward pass.",
+                "{name} is trained by {optimizer}, whose step() changed it between the forward "
+                "pass and this backward pass.",
                 name=name,
                 optimizer=optimizer,
             ),

@@ -16,8 +16,8 @@ class OutArgument(Cause):
 
     `out=` writes the result into a tensor that exists already; autograd has no node for that.
 
-    Take the result instead: `out = torch.mul(a, 2)`. If nothing is to be differentiated there, call it under `torch.no_grad()`
-    or on detached tensors.
+    Take the result instead: `out = torch.mul(a, 2)`. If nothing is to be differentiated there, call it under
+    `torch.no_grad()` or on detached tensors.
     """
 
     code = "PB435"

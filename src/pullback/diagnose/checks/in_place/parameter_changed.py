@@ -19,11 +19,12 @@ from pullback.language import say
 class ParameterChanged(Cause):
     """A leaf that requires grad (a parameter) was changed in place while autograd was recording.
 
-    If it were allowed, the parameter would stop being a leaf: it would become the result of the change, and what an optimizer
-    holds would get no gradient. Initialising or rescaling a weight is not meant to be differentiated.
+    If it were allowed, the parameter would stop being a leaf: it would become the result of the change, and what an
+    optimizer holds would get no gradient. Initialising or rescaling a weight is not meant to be differentiated.
 
-    Do it where nothing is recorded: `with torch.no_grad(): layer.weight.mul_(0.1)`, or by a function of `torch.nn.init`,
-    which does so itself. `layer.weight.data.mul_(0.1)` works too, but hides the change from every check.
+    Do it where nothing is recorded: `with torch.no_grad(): layer.weight.mul_(0.1)`, or by a function of
+    `torch.nn.init`, which does so itself. `layer.weight.data.mul_(0.1)` works too, but hides the change from every
+    check.
     """
 
     code = "PB420"

@@ -18,9 +18,9 @@ from pullback.language import say
 class RetainedThenStepped(Cause):
     """`backward(retain_graph=True)` kept the graph for another pass, but `optimizer.step()` came in between.
 
-    `retain_graph=True` is often given to silence "backward through the graph a second time". It keeps the graph, yet that
-    graph was computed with the weights before the step; these were changed in place, so that its gradients cannot be
-    computed any more, and would be those of an outdated loss.
+    `retain_graph=True` is often given to silence "backward through the graph a second time". It keeps the graph,
+    yet that graph was computed with the weights before the step; these were changed in place, so that its gradients
+    cannot be computed any more, and would be those of an outdated loss.
 
     Run the forward pass again in each turn, and leave `retain_graph=True` out.
     """
@@ -54,7 +54,8 @@ class RetainedThenStepped(Cause):
             confidence="high" if found.certain else "medium",
             useless=[
                 say(
-                    "retain_graph=True: it is what brought the program here: the graph outlived the weights it was made with."
+                    "retain_graph=True: it is what brought the program here: the graph outlived "
+                    "the weights it was made with."
                 ),
                 why_not_data(),
             ],

@@ -24,12 +24,13 @@ from pullback.language import say
 class SavedResult(Cause):
     """The result of an operation was changed in place, and the operation's backward computes from its result.
 
-    `exp`, `sigmoid`, `tanh`, `softmax`, `sqrt`, `relu` and others keep what they returned: the derivative of `y = exp(x)`
-    is `y` itself. A later `y += 1` or `y[mask] = 0` changes the very tensor that was kept, and torch refuses to compute
-    a wrong gradient.
+    `exp`, `sigmoid`, `tanh`, `softmax`, `sqrt`, `relu` and others keep what they returned: the derivative of `y =
+    exp(x)` is `y` itself. A later `y += 1` or `y[mask] = 0` changes the very tensor that was kept, and torch
+    refuses to compute a wrong gradient.
 
     Write `y = y + 1`, or change a clone: `y = y.clone()` before the change. `torch.where(mask, 0, y)` stands for an
-    assignment by a mask. After operations that do not keep their result (`+`, `*`, `relu` aside) a change in place is fine.
+    assignment by a mask. After operations that do not keep their result (`+`, `*`, `relu` aside) a change in place
+    is fine.
     """
 
     code = "PB401"

@@ -16,13 +16,13 @@ from pullback.language import say
 
 
 class SeveralViews(Cause):
-    """`unbind`, `split`, `chunk`, or a `for` loop over a tensor return several views at once, and one of them was changed in place.
+    """`unbind`, `split`, `chunk`, or a `for` loop over a tensor return several views, and one was changed in place.
 
     Autograd can follow a change of one view into its base, but not for views that one operation made together. A loop
     `for row in h:` calls `unbind`.
 
-    Loop over indices: `for i in range(len(h)): h[i] += 1`: each `h[i]` is a view of its own. Or make new tensors: `row = row + 1`,
-    and `torch.stack` them.
+    Loop over indices: `for i in range(len(h)): h[i] += 1`: each `h[i]` is a view of its own. Or make new tensors:
+    `row = row + 1`, and `torch.stack` them.
     """
 
     code = "PB430"
@@ -49,12 +49,14 @@ class SeveralViews(Cause):
         name = form.path if form is not None else say("the view")
         return self.found(
             say(
-                "{name} is a row of a loop over a tensor: iterating calls unbind, which returns all rows as views at once.",
+                "{name} is a row of a loop over a tensor: iterating calls unbind, which returns "
+                "all rows as views at once.",
                 name=name,
             )
             if loop is not None
             else say(
-                "{name} is one of several views that one call returned; autograd cannot follow a change of one of them.",
+                "{name} is one of several views that one call returned; autograd cannot follow "
+                "a change of one of them.",
                 name=name,
             ),
             marks,

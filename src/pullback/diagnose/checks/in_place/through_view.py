@@ -26,8 +26,8 @@ from pullback.language import say
 class ThroughView(Cause):
     """A view (`h[:2]`, `h.view(-1)`, `h.T`, a row of a loop) was changed in place, and with it the tensor behind it.
 
-    A view has no memory of its own. Changing it changes its base, and raises the version of both; if an operation had kept
-    the base (or another view of it) for its backward, that value is gone.
+    A view has no memory of its own. Changing it changes its base, and raises the version of both; if an operation
+    had kept the base (or another view of it) for its backward, that value is gone.
 
     Take a clone before making the view: `h = h.clone()`. Or build the changed tensor anew: `torch.where`, `torch.cat`,
     `torch.index_fill`.
@@ -57,7 +57,8 @@ class ThroughView(Cause):
             all_marks(case, found, say("changed in place here, through a view")),
             Fix(
                 say(
-                    "Take a clone before making the view, or build the new value without changing in place (torch.where, torch.cat)."
+                    "Take a clone before making the view, or build the new value without "
+                    "changing in place (torch.where, torch.cat)."
                 ),
                 code_of(form.source if form else None, edits, "h = h.clone()"),
                 edits,

@@ -18,8 +18,8 @@ from pullback.language import say
 class ViewOfFunction(Cause):
     """A custom `torch.autograd.Function` returned its input or a view of it, and the output was changed in place.
 
-    To follow the change autograd would replace the node of the view by one of its own, and the Function's `backward` would
-    be lost. It refuses rather than compute a wrong gradient.
+    To follow the change autograd would replace the node of the view by one of its own, and the Function's
+    `backward` would be lost. It refuses rather than compute a wrong gradient.
 
     Change out of place: `y = y + 1`. Or let `forward` return a tensor of its own: `return x.clone()`.
     """
@@ -41,7 +41,8 @@ class ViewOfFunction(Cause):
         ]
         return self.found(
             say(
-                "What {name} returned shares the memory of its input. A change in place would bypass the backward of {name}.",
+                "What {name} returned shares the memory of its input. A change in place would "
+                "bypass the backward of {name}.",
                 name=name,
             ),
             marks,
@@ -59,11 +60,11 @@ class ViewOfFunction(Cause):
 
         class Scaled(torch.autograd.Function):
             @staticmethod
-            def forward(ctx, x):  # type: ignore[no-untyped-def]
+            def forward(ctx, x):
                 return x
 
             @staticmethod
-            def backward(ctx, grad):  # type: ignore[no-untyped-def]
+            def backward(ctx, grad):
                 return 0.5 * grad
 
         w = torch.randn(3, requires_grad=True)
@@ -77,11 +78,11 @@ class ViewOfFunction(Cause):
 
         class Scaled(torch.autograd.Function):
             @staticmethod
-            def forward(ctx, x):  # type: ignore[no-untyped-def]
+            def forward(ctx, x):
                 return x
 
             @staticmethod
-            def backward(ctx, grad):  # type: ignore[no-untyped-def]
+            def backward(ctx, grad):
                 return 0.5 * grad
 
         w = torch.randn(3, requires_grad=True)

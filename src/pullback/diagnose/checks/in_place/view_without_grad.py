@@ -19,7 +19,8 @@ class ViewWithoutGrad(Cause):
     The change goes into the base, which is a part of a graph; the view was made where nothing is recorded. Whether the
     change is to be recorded cannot be told, so it is refused.
 
-    Do both in the same mode: the view and the change inside the block if it is not to be recorded, both outside if it is.
+    Do both in the same mode: the view and the change inside the block if it is not to be recorded, both outside if
+    it is.
     """
 
     code = "PB433"

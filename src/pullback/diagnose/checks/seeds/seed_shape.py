@@ -9,6 +9,7 @@ from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.none_definitions import made
 from pullback.diagnose.evidence.seed_fixes import edits_of, matching
 from pullback.diagnose.evidence.seed_roots import Pair, called_root, pairs, seeds_written
+from pullback.diagnose.evidence.transforms import transform_in
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -44,7 +45,7 @@ class SeedShape(Cause):
 
     def diagnose(self, case: Case) -> Diagnosis | None:
         pair = misshapen(case)
-        if pair is None or case.site is None or case.says("is_grads_batched"):
+        if pair is None or case.site is None or case.says("is_grads_batched") or transform_in(case) is not None:
             return None
         if pair.root.dim() == 0 and pair.seed.numel() == 1:
             return None

@@ -45,23 +45,27 @@ class CheckpointDiffers(Cause):
         if method is not None:
             marks.append(method.mark(method.node, say("this runs twice")))
             changes = _changing(method)
-            marks += [Mark.at(method.mark(each, "").place, what, method.source.span(each)) for each, what in changes[:4]]
+            marks += [
+                Mark.at(method.mark(each, "").place, what, method.source.span(each)) for each, what in changes[:4]
+            ]
             reasons = [method.text(each) for each, _ in changes[:4]]
         more = say("It depends on what changes between the runs: {lines}.", lines="; ".join(reasons)) if reasons else ""
         return self.found(
             say(
-                "The block is computed once in the forward pass and once more in the backward pass, and the tensors that "
-                "the two runs saved do not agree. {more}",
+                "The block is computed once in the forward pass and once more in the backward pass, and the tensors "
+                "that the two runs saved do not agree. {more}",
                 more=more,
             ).rstrip(),
             marks,
             Fix(
-                say("Let the block compute the same in both runs: take what changes out of it, and pass it as an argument."),
-                "", (), "medium",
+                say("Let the block compute the same in both runs: take out what changes, and pass it as an argument."),
+                "",
+                (),
+                "medium",
             ),
             useless=[say('determinism_check="none": the gradients are wrong then.')],
             notes=[case.message.partition("\n\nTip")[0][:600]],
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

@@ -44,10 +44,11 @@ class CheckpointInputs(Cause):
             Fix(
                 say("Checkpoint with use_reentrant=False."),
                 calls[0][0].code(*edits) if edits else 'gradient_checkpointing_kwargs={"use_reentrant": False}',
-                edits, "high" if edits else "medium",
+                edits,
+                "high" if edits else "medium",
             ),
             useless=[say("retain_graph=True: the graph was not freed.")],
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

@@ -15,8 +15,8 @@ from pullback.language import say
 class CheckpointOptions(Cause):
     """A reentrant checkpoint was given arguments that only the non-reentrant one takes.
 
-    With ``use_reentrant=True`` the block gets positional arguments only; keyword arguments, ``context_fn`` and ``debug``
-    need ``use_reentrant=False``. That is also what torch recommends for all new code.
+    With ``use_reentrant=True`` the block gets positional arguments only; keyword arguments, ``context_fn`` and
+    ``debug`` need ``use_reentrant=False``. That is also what torch recommends for all new code.
     """
 
     code = "PB903"
@@ -38,10 +38,12 @@ class CheckpointOptions(Cause):
             say("The checkpoint is reentrant, and that kind hands on positional arguments only."),
             [case.mark(say("called with use_reentrant=True")), *marks_of([], "")],
             Fix(
-                say("Checkpoint with use_reentrant=False."), case.site.source.code(*edits) or "use_reentrant=False", edits,
+                say("Checkpoint with use_reentrant=False."),
+                case.site.source.code(*edits) or "use_reentrant=False",
+                edits,
                 "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

@@ -28,7 +28,13 @@ class CompiledBackward(Cause):
 
     code = "PB922"
     title = "A function of torch.compile calls backward() or autograd.grad itself."
-    says = ("Unsupported Tensor.backward() call", "using `torch.autograd.grad` with", "trace_autograd_ops")
+    says = (
+        "Unsupported Tensor.backward() call",
+        "using `torch.autograd.grad` with",
+        "trace_autograd_ops",
+        "torch.autograd, qualname: backward",
+        "torch.autograd, qualname: grad",
+    )
 
     def diagnose(self, case: Case) -> Diagnosis | None:
         if "torch._dynamo" not in type(case.error).__module__:
@@ -40,7 +46,10 @@ class CompiledBackward(Cause):
         ][-1:]
         calls = compilations(case)
         marks = [case.mark(say("the compiled function is called here"))]
-        marks += [Mark.at(Place(source.file, node.lineno, ""), say("compiled here"), source.span(node)) for source, node in calls[:3]]
+        marks += [
+            Mark.at(Place(source.file, node.lineno, ""), say("compiled here"), source.span(node))
+            for source, node in calls[:3]
+        ]
         marks += inside
         edits: tuple[Edit, ...] = ()
         for source, node in calls if len(calls) == 1 else ():
@@ -49,13 +58,20 @@ class CompiledBackward(Cause):
                 edits = Rewrite(source).replace(full[0].value, "False").edits()
         text = source_of(inside[0].place.file).lines[inside[0].place.line - 1].strip() if inside else "backward()"
         return self.found(
-            say("The compiled function runs a backward pass itself ({line}), which the compiler does not record.", line=text),
+            say(
+                "The compiled function runs a backward pass itself ({line}), which the compiler does not record.",
+                line=text,
+            ),
             marks,
             Fix(
-                say("Compile only the function that returns the loss, and call backward() outside; or allow a graph break."),
-                calls[0][0].code(*edits) if edits else "", edits, "high" if edits else "medium",
+                say(
+                    "Compile only the function that returns the loss, and call backward() outside; or allow graph breaks."
+                ),
+                calls[0][0].code(*edits) if edits else "",
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

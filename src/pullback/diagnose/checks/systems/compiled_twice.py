@@ -36,7 +36,10 @@ class CompiledTwice(Cause):
             if any(each.arg == "create_graph" for each in call.keywords)
         ]
         marks = [case.mark(say("the second derivative is asked for here"))]
-        marks += [Mark.at(Place(source.file, node.lineno, ""), say("compiled here"), source.span(node)) for source, node in calls[:3]]
+        marks += [
+            Mark.at(Place(source.file, node.lineno, ""), say("compiled here"), source.span(node))
+            for source, node in calls[:3]
+        ]
         marks += [
             Mark.at(Place(source.file, call.lineno, ""), say("the first derivative"), source.span(call))
             for source, call in graphs[:2]
@@ -47,10 +50,12 @@ class CompiledTwice(Cause):
             marks,
             Fix(
                 say("Run it uncompiled where second derivatives are needed."),
-                calls[0][0].code(*edits) if edits else "torch.compiler.disable(f)", edits, "high" if edits else "medium",
+                calls[0][0].code(*edits) if edits else "torch.compiler.disable(f)",
+                edits,
+                "high" if edits else "medium",
             ),
             useless=[say("retain_graph=True: the graph is not freed, it does not exist.")],
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -82,7 +87,8 @@ def compilations(case: Case) -> list[tuple[Source, ast.expr]]:
     for source in sources(case):
         for node in ast.walk(source.tree):
             text = source.text(node.func) if isinstance(node, ast.Call) else ""
-            if isinstance(node, ast.Call) and (text == "torch.compile" or text.endswith(".compile") and "re" not in text.split(".")):
+            named = text == "torch.compile" or (text.endswith(".compile") and "re" not in text.split("."))
+            if isinstance(node, ast.Call) and named:
                 found.append((source, node))
             elif isinstance(node, ast.FunctionDef):
                 found += [(source, each) for each in node.decorator_list if source.text(each) == "torch.compile"]

@@ -36,9 +36,11 @@ class GraphChanged(Cause):
             marks,
             Fix(
                 say("Say find_unused_parameters=True instead of static_graph=True."),
-                "find_unused_parameters=True", edits, "high" if edits else "medium",
+                "find_unused_parameters=True",
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

@@ -40,7 +40,7 @@ class HalfGradients(Cause):
         if optimizer is None:
             return None
         half = [each for each in parameters_of(case, optimizer) if each[1].dtype == torch.float16]
-        casts = [each for source in sources(case) for each in _casts(source)]
+        casts = [each for source in sources(case) for each in _casts(source) if not _of_data(case, each[1])]
         marks = [case.mark(say("the gradients are unscaled here"))]
         marks += [
             Mark.at(Place(source.file, node.lineno, ""), say("made float16 here"), source.span(node))
@@ -53,17 +53,19 @@ class HalfGradients(Cause):
             say(
                 "{count} parameters are float16 ({names}), and so are their gradients. GradScaler wants float32 "
                 "parameters, with the operations under autocast.",
-                count=len(half), names=names,
+                count=len(half),
+                names=names,
             ),
             marks,
             Fix(
                 say("Keep the parameters in float32, and run the forward pass under torch.autocast."),
                 casts[0][0].code(*edits) if edits else "with torch.autocast(device_type): loss = model(x)",
-                edits, "medium",
+                edits,
+                "medium",
             ),
             tensors=tensors,
             useless=[say("optimizer.step() without the scaler: then small gradients are lost.")],
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -102,11 +104,18 @@ def _casts(source: Source) -> list[tuple[Source, ast.expr]]:
         own = own or (isinstance(statement, ast.Assign) and statement.value is node)
         text = source.text(node)
         made = any(each.arg == "requires_grad" for each in node.keywords) or "Parameter(" in text
-        if (node.func.attr == "half" and not node.args and own) or (own and node.func.attr == "to" and _half(node)):
-            found.append((source, node))
-        elif made and _half(node):
+        bare = node.func.attr == "half" and not node.args
+        if (own and (bare or (node.func.attr == "to" and _half(node)))) or (made and _half(node)):
             found.append((source, node))
     return found
+
+
+def _of_data(case: Case, node: ast.expr) -> bool:
+    """Whether it is a tensor that is cast, as inputs are, rather than a module or a parameter."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    held = [frame.evaluated(node.func.value) for frame in case.frames]
+    return any(isinstance(each, Tensor) and not (each.is_leaf and each.requires_grad) for each in held)
 
 
 def _half(call: ast.Call) -> bool:
@@ -116,7 +125,11 @@ def _half(call: ast.Call) -> bool:
 
 def _edits(source: Source, node: ast.expr) -> tuple[Edit, ...]:
     """The model left in float32."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not user_files(()).own_file(source.file):
+    if (
+        not isinstance(node, ast.Call)
+        or not isinstance(node.func, ast.Attribute)
+        or not user_files(()).own_file(source.file)
+    ):
         return ()
     rewrite = Rewrite(source)
     if node.func.attr == "half":

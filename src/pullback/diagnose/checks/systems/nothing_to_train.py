@@ -55,9 +55,11 @@ class NothingToTrain(Cause):
             marks,
             Fix(
                 say("Use it without DistributedDataParallel, or unfreeze it before wrapping."),
-                case.site.source.code(*edits) if case.site else "", edits, "high" if edits else "medium",
+                case.site.source.code(*edits) if case.site else "",
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:
@@ -73,7 +75,7 @@ class NothingToTrain(Cause):
         teacher = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
         for parameter in teacher.parameters():
             parameter.requires_grad = False
-        teacher = DistributedDataParallel(teacher)
+        model = DistributedDataParallel(teacher)
 
     @staticmethod
     def good() -> None:

@@ -60,10 +60,12 @@ class ReadyTwice(Cause):
                 say("Checkpoint with use_reentrant=False.")
                 if within
                 else say("Use parameters only within forward of the wrapped model, or say static_graph=True."),
-                edits and (calls or made)[0][0].code(*edits) or "", edits, "high" if within and edits else "medium",
+                (calls or made)[0][0].code(*edits) if edits else "",
+                edits,
+                "high" if within and edits else "medium",
             ),
             useless=[say("find_unused_parameters=True: no parameter is unused here.")],
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

@@ -43,9 +43,12 @@ class ScalerSawNothing(Cause):
         elif listed and len(without) == len(listed):
             cause = say(
                 "None of the {count} parameters of this optimizer has a gradient ({names} ...).",
-                count=len(listed), names=", ".join(without[:3]),
-            )  # fmt: skip
-            fix = say("Call scaler.scale(loss).backward() before, on a loss that depends on the parameters of this optimizer.")
+                count=len(listed),
+                names=", ".join(without[:3]),
+            )
+            fix = say(
+                "Call scaler.scale(loss).backward() before, on a loss that depends on the parameters of this optimizer."
+            )
         else:
             cause = say("The scaler was updated, but no optimizer has stepped through it since the last time.")
             fix = say("Call scaler.step(optimizer) before scaler.update(), and both in the same iterations.")

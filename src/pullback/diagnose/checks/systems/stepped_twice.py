@@ -33,16 +33,19 @@ class SteppedTwice(Cause):
         marks += [replace(mark, what=say("the step before")) for _, mark in earlier(case, "step")[:2]]
         statement, call = site.statement, case.call
         edits: tuple[Edit, ...] = ()
-        if isinstance(statement, ast.Expr) and call is not None and isinstance(call.func, ast.Attribute) and not updates:
+        alone = len(marks) == 1 and not updates and isinstance(statement, ast.Expr)
+        if alone and isinstance(statement, ast.Expr) and call is not None and isinstance(call.func, ast.Attribute):
             edits = (site.source.inserted_after(statement, f"{case.text(call.func.value)}.update()"),)
         return self.found(
             say("The scaler was not updated since this optimizer stepped last."),
             marks,
             Fix(
-                say("Call scaler.update() after each step."), site.source.code(*edits) or "scaler.update()", edits,
-                "high" if edits and len(marks) == 1 else "medium",
+                say("Call scaler.update() after each step."),
+                site.source.code(*edits) or "scaler.update()",
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

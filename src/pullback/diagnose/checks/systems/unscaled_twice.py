@@ -48,15 +48,19 @@ class UnscaledTwice(Cause):
         return self.found(
             say("The scaler was not updated since the last step: scaler.update() has to end every iteration.")
             if no_update
-            else say("The gradients of this optimizer were divided by the scale already; to divide them again would be wrong."),
+            else say(
+                "The gradients of this optimizer were divided by the scale already, and are not to be divided again."
+            ),
             marks,
             Fix(
                 say("Call scaler.update() at the end of every iteration.")
                 if no_update
                 else say("Unscale once, before step()."),
-                "scaler.update()" if no_update else site.source.code(*edits), edits, "high" if edits else "medium",
+                "scaler.update()" if no_update else site.source.code(*edits),
+                edits,
+                "high" if edits else "medium",
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

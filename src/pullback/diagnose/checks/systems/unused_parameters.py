@@ -45,18 +45,20 @@ class UnusedParameters(Cause):
         edits = with_option(calls, "find_unused_parameters", "True") if len(calls) == 1 else ()
         return self.found(
             say(
-                "In the iteration before, no gradient arrived for {names}: forward did not use them, or the loss did not "
-                "use what was computed with them. The reduction still waits for these.",
+                "In the iteration before, no gradient arrived for {names}: forward did not use them, or the loss did "
+                "not use what was computed with them. The reduction still waits for these.",
                 names=names,
             ),
             marks,
             Fix(
                 say("Leave out what is not used, or let DistributedDataParallel look for it."),
-                calls[0][0].code(*edits) if edits else "find_unused_parameters=True", edits, "high" if edits else "medium",
+                calls[0][0].code(*edits) if edits else "find_unused_parameters=True",
+                edits,
+                "high" if edits else "medium",
             ),
             tensors=[Subject.of(parameter, name, "unused") for name, parameter in unused[:8]],
             useless=[say("retain_graph=True: the reduction waits for gradients that never come.")],
-        )  # fmt: skip
+        )
 
     @staticmethod
     def bad() -> None:

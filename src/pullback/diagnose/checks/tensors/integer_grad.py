@@ -9,6 +9,7 @@ from torch import Tensor
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.none_definitions import called, definitions, keyword_of
+from pullback.diagnose.evidence.transforms import transform_in
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 from pullback.words import dtype_name
@@ -30,6 +31,8 @@ class IntegerGrad(Cause):
 
     def diagnose(self, case: Case) -> Diagnosis | None:
         site, call = case.site, case.call
+        if transform_in(case) is not None:  # it is an argument of the transform
+            return None
         if site is None or called(call) == "Parameter" or case.library_frame("nn/parameter.py", "__new__") is not None:
             return None
         source, statement = site.source, site.statement

@@ -1,0 +1,259 @@
+"""Whether suggested fixes mend: ``python -m benchmarks.diagnose_fixes ../shared/triggers``.
+
+Each program of the folder is run under watch. Where its report has a fix with edits that is said to be sure, they are
+applied to a copy, which is run as Python would, and its gradients are compared with those of the right twin.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import torch._dynamo  # torch.optim imports it at first use: once here rather than in every child
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.diagnose_score import EXPECTED
+from benchmarks.timing import console
+from pullback.diagnose.program import run_script
+from pullback.diagnose.session import Level
+from pullback.diagnose.values import Edit, applied
+
+SECONDS = 120
+DERIVATIVES = frozenset({"grad", "grad_and_value", "vjp", "jvp", "jacobian", "jacrev", "jacfwd", "hessian", "hvp", "vhp"})
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a program ran.
+
+    Attributes:
+        error: What it raised, or an empty string.
+        report: What was said of it, as JSON says it.
+        gradients: The gradients that were there at its end, by name.
+    """
+
+    error: str
+    report: dict[str, Any]
+    gradients: dict[str, Tensor]
+
+
+def ran(program: Path, level: Level | None) -> Ran:
+    """Run a program in a process of its own, forked from this one; with no level, as plain Python does."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.pt"
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                signal.alarm(SECONDS)
+                torch.set_num_threads(1)
+                warnings.resetwarnings()
+                with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+                    os.dup2(nowhere.fileno(), 1)
+                    os.dup2(nowhere.fileno(), 2)
+                os.chdir(folder)
+                torch.save(_in_child(program, level), answer)
+                status = 0
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        if status != 0:
+            return Ran(f"the process ended with {status}", {}, {})
+        return Ran(*torch.load(answer, weights_only=True))
+
+
+def _in_child(program: Path, level: Level | None) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
+    torch.manual_seed(0)
+    if level is None:
+        error, variables = _plainly(program)
+        return error, {}, gradients(variables, program.read_text())
+    ended = run_script(str(program), (), level)
+    error = "" if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
+    told = json.loads(json.dumps(ended.report.told()))
+    return error, told, gradients(vars(sys.modules["__main__"]), program.read_text())
+
+
+def _plainly(program: Path) -> tuple[str, dict[str, Any]]:
+    main = type(sys)("__main__")
+    main.__file__ = str(program)
+    sys.modules["__main__"] = main
+    sys.argv[:] = [str(program)]
+    try:
+        exec(compile(program.read_bytes(), program, "exec", dont_inherit=True), vars(main))
+    except BaseException as raised:
+        return f"{type(raised).__name__}: {raised}", vars(main)
+    return "", vars(main)
+
+
+def gradients(variables: Mapping[str, Any], source: str) -> dict[str, Tensor]:
+    """The gradients at the end of a program: of the leaves that its variables hold, and those that were assigned."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in _tensors(variables):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
+                found[name] = tensor.grad
+    assigned = _assigned(source)
+    for name, tensor in _tensors({key: variables[key] for key in variables if key in assigned}):
+        if id(tensor) not in seen and name not in found:
+            found[name] = tensor
+    return {name: _values(each) for name, each in found.items() if each.device.type != "meta"}
+
+
+def _tensors(variables: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    for name, value in list(variables.items()):
+        if name.startswith("__"):
+            continue
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, torch.nn.Module):
+            yield from ((f"{name}.{path}", each) for path, each in value.named_parameters())
+        elif isinstance(value, Mapping):
+            yield from _tensors({f"{name}[{key!r}]": each for key, each in value.items()})
+        elif isinstance(value, list | tuple):
+            yield from _tensors({f"{name}[{number}]": each for number, each in enumerate(value)})
+
+
+def _assigned(source: str) -> set[str]:
+    """The variables that are assigned the result of a derivative: ``g`` of ``(g,) = torch.autograd.grad(loss, x)``."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assign) and any(_derives(each) for each in ast.walk(node.value)):
+            inside = (each for target in node.targets for each in ast.walk(target))
+            names.update(each.id for each in inside if isinstance(each, ast.Name))
+    return names
+
+
+def _derives(node: ast.AST) -> bool:
+    called = node.func if isinstance(node, ast.Call) else None
+    return isinstance(called, ast.Attribute) and called.attr in DERIVATIVES
+
+
+def _values(tensor: Tensor) -> Tensor:
+    with torch.no_grad():
+        plain = tensor.detach()
+        return (plain.to_dense() if plain.layout != torch.strided else plain).clone()
+
+
+def contained(wanted: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> bool:
+    """Whether each of the gradients that are wanted is among the others, each of which counts once."""
+    rest = list(got.values())
+    for one in wanted.values():
+        for number, other in enumerate(rest):
+            if _alike(one, other):
+                del rest[number]
+                break
+        else:
+            return False
+    return True
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    same_kind = one.shape == other.shape and one.dtype == other.dtype
+    return same_kind and torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def sure_fix(report: Mapping[str, Any], codes: Sequence[str]) -> dict[str, Any] | None:
+    """The diagnosis with a fix that is said to be sure and has edits: the first, or the finding with the right code."""
+    first = report.get("diagnoses", [])[:1]
+    for each in first or [one for one in report.get("findings", []) if one["code"] in codes]:
+        if each["fix"]["edits"] and each["fix"]["confidence"] == "high":
+            return dict(each)
+    return None
+
+
+def mended(diagnosis: Mapping[str, Any], program: Path) -> Path:
+    """A file beside the program with its text after the edits of a diagnosis."""
+    edits = [Edit(**each) for each in diagnosis["fix"]["edits"]]
+    if elsewhere := {each.file for each in edits} - {str(program)}:
+        raise click.ClickException(f"edits of other files: {sorted(elsewhere)}")
+    file = program.with_name(f"mended_{program.name}")
+    file.write_text(applied(edits, str(program)))
+    return file
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one fix."""
+
+    program: str
+    code: str
+    error: str
+    verdict: str
+    text: str
+
+
+def outcome(program: Path, twin: Path, level: Level, codes: Sequence[str]) -> Outcome | None:
+    """Mend one program as its report says; None if there is no sure fix with edits."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copy(program, Path(folder).resolve()))
+        diagnosis = sure_fix(ran(copy, level).report, codes)
+        if diagnosis is None:
+            return None
+        after = mended(diagnosis, copy)
+        result = ran(after, None)
+        text = after.read_text()
+        if not twin.exists():
+            verdict = "no twin"
+        else:
+            verdict = compared(result, ran(twin.resolve(), None))
+        return Outcome(program.name, diagnosis["code"], result.error, verdict, text)
+
+
+def compared(result: Ran, twin: Ran) -> str:
+    """How the gradients of a mended program stand to those of the right one."""
+    if result.error:
+        return "fails"
+    if twin.error:
+        return f"the twin fails: {twin.error}"
+    if not twin.gradients:
+        return "runs" + (", the twin keeps no gradient" if result.gradients else ", no gradients")
+    return "equal" if contained(twin.gradients, result.gradients) else "differ"
+
+
+@click.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--only", default="", help="Only programs whose file contains this.")
+@click.option("--show", is_flag=True, help="Print the programs that were mended without the right gradients.")
+def main(folder: Path, only: str, show: bool) -> None:
+    """Apply the sure fixes of all programs, and compare their gradients with those of their right twins."""
+    expected = json.loads(EXPECTED.read_text())
+    outcomes = []
+    entries = [each for each in json.loads((folder / "manifest.json").read_text()) if only in each["file"]]
+    for entry in entries:
+        level: Level = "trace" if entry["kind"] == "error" else "audit"
+        codes = expected[entry["file"]]["codes"]
+        with contextlib.suppress(click.ClickException):
+            outcomes.append(outcome(folder / entry["file"], folder / "fixed" / entry["file"], level, codes))
+    table = Table(title="Sure fixes with edits, applied", title_justify="left")
+    for header in ("program", "code", "runs", "gradients"):
+        table.add_column(header)
+    sure = [each for each in outcomes if each is not None]
+    for each in sure:
+        table.add_row(each.program, each.code, "no" if each.error else "yes", each.error or each.verdict)
+    console().print(table)
+    count = {kind: sum(each.verdict.startswith(kind) for each in sure) for kind in ("equal", "runs", "no twin", "differ", "the twin fails")}
+    runs = sum(not each.error for each in sure)
+    console().print(f"{len(entries)} programs, {len(sure)} sure fixes with edits: {runs} run, {count}")
+    for each in sure:
+        if show and (each.error or each.verdict in {"differ", "no twin"}):
+            console().print(f"--- {each.program} {each.code}: {each.error or each.verdict}\n{each.text}", markup=False)
+
+
+if __name__ == "__main__":
+    main()
