@@ -7,7 +7,6 @@ applied to a copy, which is run as Python would, and its gradients are compared 
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import os
 import shutil
@@ -15,25 +14,29 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
-import torch._dynamo  # torch.optim imports it at first use: once here rather than in every child
+import torch._dynamo  # noqa: F401 - torch.optim imports it at first use: once here rather than in every child
 from rich.table import Table
 from torch import Tensor
 
 from benchmarks.diagnose_score import EXPECTED
 from benchmarks.timing import console
+from pullback.diagnose.check import checks
 from pullback.diagnose.program import run_script
 from pullback.diagnose.session import Level
 from pullback.diagnose.values import Edit, applied
 
 SECONDS = 120
-DERIVATIVES = frozenset({"grad", "grad_and_value", "vjp", "jvp", "jacobian", "jacrev", "jacfwd", "hessian", "hvp", "vhp"})
+DERIVATIVES = frozenset(
+    {"grad", "grad_and_value", "vjp", "jvp", "jacobian", "jacrev", "jacfwd", "hessian", "hvp", "vhp"}
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Ran:
 
 def ran(program: Path, level: Level | None) -> Ran:
     """Run a program in a process of its own, forked from this one; with no level, as plain Python does."""
+    checks()  # imported once, here
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.pt"
         child = os.fork()
@@ -208,10 +212,7 @@ def outcome(program: Path, twin: Path, level: Level, codes: Sequence[str]) -> Ou
         after = mended(diagnosis, copy)
         result = ran(after, None)
         text = after.read_text()
-        if not twin.exists():
-            verdict = "no twin"
-        else:
-            verdict = compared(result, ran(twin.resolve(), None))
+        verdict = compared(result, ran(twin.resolve(), None)) if twin.exists() else "no twin"
         return Outcome(program.name, diagnosis["code"], result.error, verdict, text)
 
 
@@ -238,8 +239,7 @@ def main(folder: Path, only: str, show: bool) -> None:
     for entry in entries:
         level: Level = "trace" if entry["kind"] == "error" else "audit"
         codes = expected[entry["file"]]["codes"]
-        with contextlib.suppress(click.ClickException):
-            outcomes.append(outcome(folder / entry["file"], folder / "fixed" / entry["file"], level, codes))
+        outcomes.append(outcome(folder / entry["file"], folder / "fixed" / entry["file"], level, codes))
     table = Table(title="Sure fixes with edits, applied", title_justify="left")
     for header in ("program", "code", "runs", "gradients"):
         table.add_column(header)
@@ -247,9 +247,10 @@ def main(folder: Path, only: str, show: bool) -> None:
     for each in sure:
         table.add_row(each.program, each.code, "no" if each.error else "yes", each.error or each.verdict)
     console().print(table)
-    count = {kind: sum(each.verdict.startswith(kind) for each in sure) for kind in ("equal", "runs", "no twin", "differ", "the twin fails")}
     runs = sum(not each.error for each in sure)
-    console().print(f"{len(entries)} programs, {len(sure)} sure fixes with edits: {runs} run, {count}")
+    verdicts = Counter(each.verdict for each in sure)
+    count = "; ".join(f"{verdict}: {number}" for verdict, number in sorted(verdicts.items()))
+    console().print(f"{len(entries)} programs, {len(sure)} sure fixes with edits, of which {runs} run. {count}")
     for each in sure:
         if show and (each.error or each.verdict in {"differ", "no twin"}):
             console().print(f"--- {each.program} {each.code}: {each.error or each.verdict}\n{each.text}", markup=False)

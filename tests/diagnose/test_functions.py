@@ -1,7 +1,5 @@
 """Custom Functions and hooks: the cause, the line of it, and edits after which the program runs."""
 
-import textwrap
-
 import pytest
 
 from pullback.diagnose.values import Edit, applied
@@ -123,7 +121,5 @@ def test_the_gradient_is_counted_among_the_tensors():
 
 
 def test_an_error_of_another_kind_in_backward_is_not_certain():
-    report = told(
-        textwrap.dedent(FUNCTION).format(forward="ctx.k = k; return x * k", backward="return g @ g.T.nothing")
-    )
+    report = told(FUNCTION.format(forward="ctx.k = k; return x * k", backward="return g @ g.T.nothing"))
     assert [(each["code"], each["confidence"]) for each in report["diagnoses"]] == [("PB720", "medium")]

@@ -1,5 +1,4 @@
-"""Which names of a loop or a function are read before they are written: what one turn takes over "
-"from the one before."""
+"""Which names a loop or a function reads before it writes them: what one turn takes over from the last."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What the checks of freed graphs say alike: the lines, the cures that do not help, and the "
-"edits that mend a program."""
+"""What the checks of freed graphs say alike: lines, cures that do not help, and edits that mend a program."""
 
 from __future__ import annotations
 

@@ -61,6 +61,12 @@ class Method:
         return [each.arg for each in self.arguments]
 
     @property
+    def first(self) -> str:
+        """The name of what it is called with first: of a method not ``self``."""
+        given = self.names[1:] if self.names[:1] in (["self"], ["cls"]) else self.names
+        return given[0] if given else ""
+
+    @property
     def context(self) -> str:
         """What it calls its context."""
         return self.names[0] if self.names else "ctx"

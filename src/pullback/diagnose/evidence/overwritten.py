@@ -277,9 +277,9 @@ def _modules_of(case: Case) -> Iterator[tuple[str, nn.Module]]:
 def _module(case: Case, keys: set[int]) -> tuple[str, Any] | None:
     """The embedding with a max_norm whose weight a saved tensor is."""
     for name, part in _modules_of(case):
-        if getattr(part, "max_norm", None) is not None and isinstance(getattr(part, "weight", None), Tensor):
-            if _same(part.weight, keys):
-                return name, part
+        weight = part._parameters.get("weight")
+        if getattr(part, "max_norm", None) is not None and weight is not None and _same(weight, keys):
+            return name, part
     return None
 
 

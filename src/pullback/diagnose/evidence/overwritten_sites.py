@@ -1,5 +1,4 @@
-"""The line that changes something in place and is refused at once: what it changes, and how it "
-"may be written instead."""
+"""The line whose change in place is refused at once: what it changes, and how to write it instead."""
 
 from __future__ import annotations
 

@@ -55,8 +55,11 @@ class Value:
         self.tensor = ref(tensor)
         self.shape = tuple(tensor.shape) if not tensor.is_nested else ()
         self.dtype = tensor.dtype
-        self.requires_grad = _needs_grad(tensor)
-        self.leaf = not self.requires_grad or tensor.is_leaf
+        self.requires_grad = tensor.requires_grad
+        try:
+            self.leaf = tensor.is_leaf
+        except RuntimeError:  # a view made without grad, whose base was written to since: torch refuses to tell
+            self.leaf = False
         self.maker = maker
 
     def __repr__(self) -> str:
@@ -212,7 +215,7 @@ class Tape(TorchFunctionMode):
             inputs = []
             for tensor in given:
                 known = self._values.get(id(tensor))
-                if known is None or known.tensor() is not tensor or known.requires_grad != _needs_grad(tensor):
+                if known is None or known.tensor() is not tensor or known.requires_grad != tensor.requires_grad:
                     known = self._known(tensor)
                 inputs.append(known)
                 try:
@@ -246,7 +249,7 @@ class Tape(TorchFunctionMode):
             made = []
             for tensor in outputs:
                 known = self._values.get(id(tensor))
-                same = known is not None and known.tensor() is tensor and known.requires_grad == _needs_grad(tensor)
+                same = known is not None and known.tensor() is tensor and known.requires_grad == tensor.requires_grad
                 # it may return what it has written, or what it was given as it was
                 if known is None or not same or (known.maker is not call and known not in call.inputs):
                     known = self._new(tensor, call)
@@ -264,7 +267,7 @@ class Tape(TorchFunctionMode):
 
     def _known(self, tensor: Tensor) -> Value:
         known = self.value_of(tensor)
-        if known is None or known.requires_grad != _needs_grad(tensor):
+        if known is None or known.requires_grad != tensor.requires_grad:
             known = self._new(tensor, known.maker if known is not None else None)
         return known
 
@@ -319,13 +322,6 @@ def _tensors(values: Iterable[Any], depth: int = 0) -> Iterator[Tensor]:
             yield from _tensors(value, depth + 1)
         elif depth < 3 and isinstance(value, dict):
             yield from _tensors(value.values(), depth + 1)
-
-
-def _needs_grad(tensor: Tensor) -> bool:
-    try:
-        return tensor.requires_grad
-    except RuntimeError:  # a view made without grad, whose base was written to since: torch refuses to differentiate it
-        return False
 
 
 def version_of(tensor: Tensor) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pullback.diagnose.case import Case
-from pullback.diagnose.evidence.cut_cause import RootWithoutGraph, fix_of, replaced, wrapped_operand
-from pullback.diagnose.evidence.cuts import Cut
+from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, fix_of, replaced, wrapped_operand
+from pullback.diagnose.evidence.cuts.found import Cut
 from pullback.diagnose.values import Fix
 from pullback.language import say
 

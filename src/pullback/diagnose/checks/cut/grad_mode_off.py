@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 
 from pullback.diagnose.case import Case
-from pullback.diagnose.evidence.cut_cause import RootWithoutGraph, fix_of, root_name, useless
-from pullback.diagnose.evidence.cuts import Cut, Found, found_in, switches_of
+from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, fix_of, root_name, useless
+from pullback.diagnose.evidence.cuts.found import Cut, Found
+from pullback.diagnose.evidence.cuts.look import found_in
+from pullback.diagnose.evidence.cuts.switches import switches_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 

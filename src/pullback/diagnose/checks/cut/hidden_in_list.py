@@ -7,8 +7,8 @@ import ast
 import torch
 
 from pullback.diagnose.case import Case
-from pullback.diagnose.evidence.cut_cause import RootWithoutGraph, fix_of
-from pullback.diagnose.evidence.cuts import Cut
+from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, fix_of
+from pullback.diagnose.evidence.cuts.found import Cut
 from pullback.diagnose.evidence.slices import entered
 from pullback.diagnose.evidence.source import Source
 from pullback.diagnose.values import Edit, Fix

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 
 from pullback.diagnose.case import Case
-from pullback.diagnose.evidence.cut_cause import RootWithoutGraph, fix_of
-from pullback.diagnose.evidence.cuts import Cut, found_in
+from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, fix_of
+from pullback.diagnose.evidence.cuts.found import Cut
+from pullback.diagnose.evidence.cuts.look import found_in
 from pullback.diagnose.evidence.slices import steps_of
 from pullback.diagnose.values import Edit, Fix
 from pullback.language import say

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from pullback.diagnose.case import Case
-from pullback.diagnose.evidence.cut_cause import RootWithoutGraph, fix_of
-from pullback.diagnose.evidence.cuts import Cut
+from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, fix_of
+from pullback.diagnose.evidence.cuts.found import Cut
 from pullback.diagnose.values import Edit, Fix
 from pullback.language import say
 

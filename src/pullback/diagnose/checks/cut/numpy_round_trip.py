@@ -8,8 +8,8 @@ from types import ModuleType
 import torch
 
 from pullback.diagnose.case import Case
-from pullback.diagnose.evidence.cut_cause import RootWithoutGraph, fix_of
-from pullback.diagnose.evidence.cuts import Cut
+from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, fix_of
+from pullback.diagnose.evidence.cuts.found import Cut
 from pullback.diagnose.values import Fix
 from pullback.language import say
 

@@ -8,8 +8,10 @@ from dataclasses import replace
 import torch
 
 from pullback.diagnose.case import Case
-from pullback.diagnose.evidence.cut_cause import RootWithoutGraph
-from pullback.diagnose.evidence.cuts import Cut, Switch, found_in
+from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph
+from pullback.diagnose.evidence.cuts.found import Cut
+from pullback.diagnose.evidence.cuts.look import found_in
+from pullback.diagnose.evidence.cuts.switches import Switch
 from pullback.diagnose.evidence.slices import Part, entered, steps_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say

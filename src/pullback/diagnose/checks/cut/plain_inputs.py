@@ -7,8 +7,9 @@ import ast
 from torch import Tensor, nn
 
 from pullback.diagnose.case import Case
-from pullback.diagnose.evidence.cut_cause import RootWithoutGraph, root_name, useless
-from pullback.diagnose.evidence.cuts import Cut, Leaf, found_in
+from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, root_name, useless
+from pullback.diagnose.evidence.cuts.found import Cut, Leaf
+from pullback.diagnose.evidence.cuts.look import found_in
 from pullback.diagnose.evidence.slices import definitions
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Subject
 from pullback.language import say

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pullback.diagnose.case import Case
-from pullback.diagnose.evidence.cut_cause import RootWithoutGraph, root_name, useless
-from pullback.diagnose.evidence.cuts import Cut, found_in
+from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, root_name, useless
+from pullback.diagnose.evidence.cuts.found import Cut
+from pullback.diagnose.evidence.cuts.look import found_in
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 

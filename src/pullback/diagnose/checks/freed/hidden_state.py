@@ -110,7 +110,7 @@ class HiddenState(Cause):
         cell = torch.nn.LSTMCell(2, 3)
         state = (torch.zeros(4, 3), torch.zeros(4, 3))
         for _ in range(2):
-            state = tuple(part.detach() for part in state)
+            state = (state[0].detach(), state[1].detach())
             state = cell(torch.randn(4, 2), state)
             error = state[0].square().sum()
             error.backward()

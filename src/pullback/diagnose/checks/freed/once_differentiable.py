@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from torch.autograd import Function
 from torch.autograd.graph import Node
 
 from pullback.diagnose.case import Case
@@ -117,8 +118,7 @@ def _functions(graph: dict[Node, None]) -> list[type]:
             found[kind] = None
     if found:
         return list(found)
-    from torch.autograd import Function  # noqa: PLC0415 - the recorded gradient has lost its Function: look at all
-
+    # the recorded gradient has lost its Function: look at all
     return [kind for kind in Function.__subclasses__() if _decorated(kind)[2] is not None]
 
 

@@ -61,8 +61,8 @@ class BackwardTwice(Cause):
     @staticmethod
     def _written(found: Reentry) -> str:
         call = found.call
-        func = getattr(call, "func", None)
-        return found.asking.source.text(func.value) if found.asking and hasattr(func, "value") else ""
+        func = call.func if call is not None else None
+        return found.asking.source.text(func.value) if found.asking and isinstance(func, ast.Attribute) else ""
 
     @staticmethod
     def _repeats(found: Reentry) -> bool:

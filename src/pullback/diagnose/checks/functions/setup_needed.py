@@ -78,6 +78,8 @@ class SetupNeeded(Cause):
             return Exp.apply(x, 2.0).sum()
 
         torch.func.grad(loss)(torch.randn(3))
+        x = torch.randn(3, requires_grad=True)
+        loss(x).backward()
 
     @staticmethod
     def good() -> None:
@@ -102,6 +104,8 @@ class SetupNeeded(Cause):
             return Exp.apply(x, 2.0).sum()
 
         torch.func.grad(loss)(torch.randn(3))
+        x = torch.randn(3, requires_grad=True)
+        loss(x).backward()
 
 
 def _split(forward: Method) -> tuple[str, bool]:

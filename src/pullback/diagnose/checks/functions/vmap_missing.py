@@ -75,7 +75,8 @@ class VmapMissing(Cause):
                 (x,) = ctx.saved_tensors
                 return 2 * x * grad
 
-        torch.func.vmap(Square.apply)(torch.randn(5, 3))
+        x = torch.randn(5, 3, requires_grad=True)
+        torch.func.vmap(Square.apply)(x).sum().backward()
 
     @staticmethod
     def good() -> None:
@@ -97,7 +98,8 @@ class VmapMissing(Cause):
                 (x,) = ctx.saved_tensors
                 return 2 * x * grad
 
-        torch.func.vmap(Square.apply)(torch.randn(5, 3))
+        x = torch.randn(5, 3, requires_grad=True)
+        torch.func.vmap(Square.apply)(x).sum().backward()
 
 
 def _first(around: ast.ClassDef) -> int:

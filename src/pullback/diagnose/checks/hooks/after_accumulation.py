@@ -14,9 +14,10 @@ from pullback.language import say
 class AfterAccumulation(Cause):
     """A post-accumulate hook was registered on a tensor that was computed.
 
-    ``register_post_accumulate_grad_hook`` is called with the tensor after its ``.grad`` was added to. Only leaves have
-    a gradient accumulated: parameters, and tensors that were made with ``requires_grad=True``. For an intermediate result
-    use ``register_hook``, which is called with the gradient; to keep that gradient, ``retain_grad()``.
+    ``register_post_accumulate_grad_hook`` is called with the tensor after its ``.grad`` was added to. Only leaves
+    have a gradient accumulated: parameters, and tensors that were made with ``requires_grad=True``. For an
+    intermediate result use ``register_hook``, which is called with the gradient; to keep that gradient,
+    ``retain_grad()``.
     """
 
     code = "PB735"

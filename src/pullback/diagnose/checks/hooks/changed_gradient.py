@@ -111,9 +111,9 @@ def _returns(hook: Method, pattern: re.Pattern[str]) -> bool:
 def _edits(hooks: list[Registered]) -> tuple[tuple[Edit, ...], bool]:
     """A single number for the whole gradient is spread over it; other values are not guessed at."""
     hook = hooks[0].hook if len(hooks) == 1 else None
-    if hook is None or not hook.own or len(hook.returns) != 1 or not hook.names:
+    if hook is None or not hook.own or len(hook.returns) != 1 or not hook.first:
         return (), False
-    value, gradient = hook.returns[0], hook.names[0]
+    value, gradient = hook.returns[0], hook.first
     text = hook.text(value)
     if not re.search(r"\.(sum|mean|norm|max|min|prod|std|var)\(\)$", text):
         return (), False

@@ -37,8 +37,8 @@ class ChangedType(Cause):
         marks += marked(hooks, say("what this returns replaces the gradient"))
         edits: tuple[Edit, ...] = ()
         hook = hooks[0].hook if len(hooks) == 1 else None
-        if hook is not None and hook.own and len(hook.returns) == 1 and hook.names and "sparse" not in got:
-            value, gradient = hook.returns[0], hook.names[0]
+        if hook is not None and hook.own and len(hook.returns) == 1 and hook.first and "sparse" not in got:
+            value, gradient = hook.returns[0], hook.first
             text = hook.text(value)
             if gradient != text:
                 edits = hook.rewrite().replace(value, f"({text}).to({gradient})").edits()
@@ -77,7 +77,8 @@ class ChangedType(Cause):
                 out.register_hook(self.precise)
                 return out.sum()
 
-        Net()(torch.randn(4, 3)).backward()
+        net = Net()
+        net(torch.randn(4, 3)).backward()
 
     @staticmethod
     def good() -> None:
@@ -96,4 +97,5 @@ class ChangedType(Cause):
                 out.register_hook(self.precise)
                 return out.sum()
 
-        Net()(torch.randn(4, 3)).backward()
+        net = Net()
+        net(torch.randn(4, 3)).backward()

@@ -83,7 +83,7 @@ class PackInPlace(Cause):
         import torch
 
         def pack(tensor):
-            return tensor.clone()
+            return tensor.clamp(min=0)
 
         w = torch.randn(3, requires_grad=True)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

@@ -6,6 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.frames import Frame, bounds_at
 from pullback.diagnose.evidence.function_classes import Method, asked_marks, running
 from pullback.diagnose.evidence.function_edits import Rewrite
 from pullback.diagnose.evidence.function_hooks import hook_frame, registered
@@ -37,7 +38,8 @@ class SharedMemory(Cause):
         site = case.site
         if frame is None or site is None or frame.place != site.place:
             return None
-        target = _target(site.node, site.statement)
+        statement = _statement(site)
+        target = _target(site.node, statement)
         name = site.source.text(target) if target is not None else ""
         method = _method(site.source, site.line, site.code.co_name, site.node)
         root = target
@@ -53,7 +55,7 @@ class SharedMemory(Cause):
             mine = [each for each in hooks if each.hook is not None and each.hook.node is method.node]
             marks += [each.mark(say("the hook is registered here")) for each in mine[:2]]
         marks += asked_marks(case)
-        edits = _edits(method, site.node, site.statement, target)
+        edits = _edits(method, site.node, statement, target)
         return self.found(
             say(
                 "{name} is the gradient as it came in: a single number expanded to its shape, as sum() makes "
@@ -93,6 +95,17 @@ class SharedMemory(Cause):
         hidden = x.sin()
         hidden.register_hook(scale)
         hidden.sum().backward()
+
+
+def _statement(site: Frame) -> ast.stmt | None:
+    """The statement that failed; also one of several on its line."""
+    bounds = bounds_at(site.code, site.instruction)
+    for each in ast.walk(site.source.tree):
+        if isinstance(each, ast.AugAssign):
+            own = (each.lineno, each.col_offset, each.end_lineno, each.end_col_offset)
+            if own == bounds:
+                return each
+    return site.statement
 
 
 def _target(node: ast.expr | None, statement: ast.stmt | None) -> ast.expr | None:

@@ -67,6 +67,7 @@ class TwoKinds(Cause):
         net = torch.nn.Linear(3, 2)
         net.register_full_backward_hook(lambda module, grad_input, grad_output: None)
         net.register_backward_hook(lambda module, grad_input, grad_output: None)
+        net(torch.randn(4, 3, requires_grad=True)).sum().backward()
 
     @staticmethod
     def good() -> None:
@@ -75,3 +76,4 @@ class TwoKinds(Cause):
         net = torch.nn.Linear(3, 2)
         net.register_full_backward_hook(lambda module, grad_input, grad_output: None)
         net.register_full_backward_hook(lambda module, grad_input, grad_output: print(len(grad_input)))
+        net(torch.randn(4, 3, requires_grad=True)).sum().backward()

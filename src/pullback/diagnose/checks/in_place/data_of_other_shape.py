@@ -112,8 +112,9 @@ def _set(case: Case, parameter: Tensor) -> list[Mark]:
                 return [call.spot.mark(what)]
     for frame in reversed(case.frames):
         for node in ast.walk(frame.source.tree):
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            for target in targets:
+            if not isinstance(node, ast.Assign):
+                continue
+            for target in node.targets:
                 if (
                     isinstance(target, ast.Attribute)
                     and target.attr == "data"

@@ -65,7 +65,8 @@ class CompiledBackward(Cause):
             marks,
             Fix(
                 say(
-                    "Compile only the function that returns the loss, and call backward() outside; or allow graph breaks."
+                    "Compile only the function that returns the loss, and call backward() outside; "
+                    "or allow graph breaks."
                 ),
                 calls[0][0].code(*edits) if edits else "",
                 edits,

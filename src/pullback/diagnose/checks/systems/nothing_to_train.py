@@ -76,6 +76,9 @@ class NothingToTrain(Cause):
         for parameter in teacher.parameters():
             parameter.requires_grad = False
         model = DistributedDataParallel(teacher)
+        student, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+        (student(x) - model(x)).pow(2).mean().backward()
+        distributed.destroy_process_group()
 
     @staticmethod
     def good() -> None:
@@ -83,11 +86,14 @@ class NothingToTrain(Cause):
 
         import torch
         from torch import distributed
-        from torch.nn.parallel import DistributedDataParallel
 
         place = "file://" + tempfile.mkdtemp() + "/store"
         distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
 
-        student = DistributedDataParallel(torch.nn.Linear(4, 4))
-        student(torch.randn(2, 4)).sum().backward()
+        teacher = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        for parameter in teacher.parameters():
+            parameter.requires_grad = False
+        model = teacher
+        student, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+        (student(x) - model(x)).pow(2).mean().backward()
         distributed.destroy_process_group()

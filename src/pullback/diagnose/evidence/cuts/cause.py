@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.cuts import Cut, Found, concerns, found_in
+from pullback.diagnose.evidence.cuts.found import Cut, Found
+from pullback.diagnose.evidence.cuts.look import concerns, found_in
 from pullback.diagnose.evidence.slices import dotted
 from pullback.diagnose.evidence.source import Source
 from pullback.diagnose.evidence.transforms import transform_in

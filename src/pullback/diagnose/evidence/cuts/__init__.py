@@ -1,0 +1,1 @@
+"""Where the path from the parameters to the root was cut, and by what."""
