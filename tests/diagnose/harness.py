@@ -13,7 +13,6 @@ import warnings
 from pathlib import Path
 
 import torch
-import torch._dynamo  # torch.optim imports it at first use: once here rather than in every child
 
 from pullback.diagnose.program import run_script
 
@@ -38,7 +37,7 @@ def told(source, level="default", *, arguments=()):
             told["error"] = None if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
             answer.write_text(json.dumps(told))
             status = 0
-        except BaseException:  # noqa: BLE001
+        except BaseException:
             traceback.print_exc()
         finally:
             os._exit(status)

@@ -61,7 +61,7 @@ PROGRAMS = {
 
 def program(name):
     """A program without the line break in front, so that its lines count from 1."""
-    import textwrap  # noqa: PLC0415
+    import textwrap
 
     return textwrap.dedent(PROGRAMS[name][2]).lstrip("\n")
 

@@ -209,9 +209,7 @@ def _unstacked(args: tuple[Any, ...], in_dims: tuple[int | None, ...]) -> list[t
             return arg
         return pytree.tree_map_only(Tensor, lambda leaf: leaf.select(dim, index), arg)
 
-    return [
-        tuple(pick(arg, dim, index) for arg, dim in zip(args, in_dims, strict=True)) for index in range(length)
-    ]
+    return [tuple(pick(arg, dim, index) for arg, dim in zip(args, in_dims, strict=True)) for index in range(length)]
 
 
 def _every(verify: bool | int) -> int | None:

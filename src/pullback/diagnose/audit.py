@@ -496,7 +496,8 @@ def _told(faults: Iterable[Fault]) -> tuple[dict[str, list[Fault]], dict[str, li
         for name in fault.hears:
             by_call.setdefault(name, []).append(fault)
     by_event = {
-        event: [fault for fault in faults if getattr(type(fault), event) is not getattr(Fault, event)] for event in EVENTS
+        event: [fault for fault in faults if getattr(type(fault), event) is not getattr(Fault, event)]
+        for event in EVENTS
     }
     return by_call, by_event
 

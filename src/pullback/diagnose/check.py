@@ -112,7 +112,9 @@ class Fault(Check):
     level = "audit"
     hears: ClassVar[frozenset[str]] = frozenset()
 
-    def after_call(self, audit: Audit, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+    def after_call(
+        self, audit: Audit, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
         """After a call of torch that it hears of."""
 
     def before_backward(self, audit: Audit, backward: Backward) -> None:

@@ -91,7 +91,11 @@ class Session:
             diagnoses=self.diagnoses(error) if error is not None else (),
             findings=self.audit.findings if self.audit is not None else (),
             level=self.level,
-            trouble=(*self._trouble, *(self.audit.trouble if self.audit else ()), *(self.tape.trouble if self.tape else ())),
+            trouble=(
+                *self._trouble,
+                *(self.audit.trouble if self.audit else ()),
+                *(self.tape.trouble if self.tape else ()),
+            ),
         )
 
     def diagnoses(self, error: BaseException) -> tuple[Diagnosis, ...]:

@@ -221,8 +221,7 @@ def _product(step: Taken) -> list[Table]:
     products = _numbers(step.outgoing_values)
     head = ("u", *["J"] * len(products))
     rows = [
-        (f"{seed:.4g}", *(f"{entry:.4g}" for entry in row))
-        for seed, row in zip(seeds, step.local.matrix, strict=True)
+        (f"{seed:.4g}", *(f"{entry:.4g}" for entry in row)) for seed, row in zip(seeds, step.local.matrix, strict=True)
     ]
     return [Table("uᵀJ", head, (*rows, ("uᵀJ =", *(f"{each:.4g}" for each in products))))]
 

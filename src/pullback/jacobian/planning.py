@@ -52,9 +52,7 @@ def plan_for(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) ->
     return facts, plan
 
 
-def planned_before(
-    passes: Passes, want: Want, strategy: str, *, holomorphic: bool
-) -> tuple[Facts, Plan] | None:
+def planned_before(passes: Passes, want: Want, strategy: str, *, holomorphic: bool) -> tuple[Facts, Plan] | None:
     """The plan that worked before for this function and these shapes."""
     known: Plan | None = passes.verifier.recall(_plan_key(passes, want, strategy, holomorphic))
     if known is None or (known.chosen == "blocks" and not passes.verifier.active):

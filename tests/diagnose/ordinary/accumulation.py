@@ -1,4 +1,5 @@
 """Gradients accumulated over micro-batches, each loss divided by their number."""
+
 import torch
 from torch import nn
 

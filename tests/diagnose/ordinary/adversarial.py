@@ -1,4 +1,5 @@
 """Adversarial examples by the sign of the gradient, and training on them."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

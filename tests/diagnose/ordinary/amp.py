@@ -1,4 +1,5 @@
 """Mixed precision with autocast and a gradient scaler."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Plain gradient descent, written by hand."""
+
 import torch
 
 torch.manual_seed(0)

@@ -1,4 +1,5 @@
 """Activation checkpointing of the blocks of a network."""
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint

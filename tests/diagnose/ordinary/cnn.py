@@ -1,4 +1,5 @@
 """A small convolutional classifier with validation, a scheduler and clipping."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

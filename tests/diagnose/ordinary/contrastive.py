@@ -1,4 +1,5 @@
 """Two views of each example are pulled together, others pushed away."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """A custom autograd.Function that is right, inside a model."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Data-parallel training with gloo, one process here."""
+
 import tempfile
 
 import torch

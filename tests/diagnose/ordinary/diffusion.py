@@ -1,4 +1,5 @@
 """A denoising diffusion model: noise is predicted, an average of the weights samples."""
+
 import copy
 
 import torch

@@ -1,4 +1,5 @@
 """Q-learning with a target network that is copied now and then."""
+
 import copy
 
 import torch

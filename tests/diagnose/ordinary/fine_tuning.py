@@ -1,4 +1,5 @@
 """A frozen backbone in evaluation mode, a head that is trained, then all of it with a smaller rate."""
+
 import torch
 from torch import nn
 

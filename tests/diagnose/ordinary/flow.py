@@ -1,4 +1,5 @@
 """A normalising flow of affine couplings, fitted by maximum likelihood."""
+
 import torch
 from torch import nn
 

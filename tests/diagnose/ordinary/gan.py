@@ -1,4 +1,5 @@
 """A GAN: the discriminator sees detached fakes, the generator does not."""
+
 import torch
 from torch import nn
 

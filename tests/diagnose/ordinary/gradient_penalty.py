@@ -1,4 +1,5 @@
 """A critic with a gradient penalty."""
+
 import torch
 from torch import nn
 

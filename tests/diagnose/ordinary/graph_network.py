@@ -1,4 +1,5 @@
 """Message passing on a graph with index_add."""
+
 import torch
 from torch import nn
 

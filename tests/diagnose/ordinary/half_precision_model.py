@@ -1,4 +1,5 @@
 """A model in bfloat16 whose optimizer has single-precision masters."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """An input is optimised while the network stays as it is."""
+
 import torch
 from torch import nn
 

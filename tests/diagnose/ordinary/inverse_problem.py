@@ -1,4 +1,5 @@
 """An initial state is found from what is seen at the end of a simulation."""
+
 import torch
 
 torch.manual_seed(0)

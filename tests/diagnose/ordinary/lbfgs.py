@@ -1,4 +1,5 @@
 """A least-squares fit by L-BFGS with a closure."""
+
 import torch
 
 torch.manual_seed(0)

@@ -1,4 +1,5 @@
 """Low-rank adapters on a frozen model."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Meta-learning: an inner step that the outer gradient goes through."""
+
 import torch
 from torch import nn
 from torch.func import functional_call

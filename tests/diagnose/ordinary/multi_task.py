@@ -1,4 +1,5 @@
 """Two heads on a trunk, their losses weighted by learned uncertainties."""
+
 import torch
 from torch import nn
 
@@ -21,10 +22,12 @@ optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
 for _ in range(4):
     x = torch.randn(12, 6)
     out = net(x)
-    losses = torch.stack([
-        nn.functional.mse_loss(out["depth"], x[:, :1]),
-        nn.functional.cross_entropy(out["label"], torch.randint(0, 4, (12,))),
-    ])
+    losses = torch.stack(
+        [
+            nn.functional.mse_loss(out["depth"], x[:, :1]),
+            nn.functional.cross_entropy(out["label"], torch.randint(0, 4, (12,))),
+        ]
+    )
     loss = (losses * torch.exp(-net.log_sigma) + net.log_sigma).sum()
     optimizer.zero_grad()
     loss.backward()

@@ -1,4 +1,5 @@
 """Gradients of each example by vmap, clipped one by one, with noise."""
+
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
@@ -17,7 +18,7 @@ for _ in range(3):
     parameters = {name: p.detach() for name, p in net.named_parameters()}
     grads = vmap(grad(loss_of_one), in_dims=(None, 0, 0))(parameters, x, y)
     norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
-    scale = (1.0 / norms.clamp(min=1.0))
+    scale = 1.0 / norms.clamp(min=1.0)
     for name, p in net.named_parameters():
         g = grads[name]
         p.grad = (g * scale.view(-1, *[1] * (g.dim() - 1))).mean(0) + 1e-3 * torch.randn_like(p)

@@ -1,4 +1,5 @@
 """A differential equation solved by a network: u'' = -u, with second derivatives."""
+
 import torch
 from torch import nn
 

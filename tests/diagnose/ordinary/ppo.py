@@ -1,4 +1,5 @@
 """Proximal policy optimisation: several epochs over the same roll-out."""
+
 import torch
 from torch import nn
 from torch.distributions import Normal

@@ -1,4 +1,5 @@
 """Training with rounded weights: rounding is let through in the backward pass."""
+
 import torch
 from torch import nn
 

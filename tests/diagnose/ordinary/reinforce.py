@@ -1,4 +1,5 @@
 """Policy gradient with a baseline: samples carry no gradient, their log-probabilities do."""
+
 import torch
 from torch import nn
 from torch.distributions import Categorical

@@ -1,4 +1,5 @@
 """Truncated backpropagation through time with a hidden state that is carried over."""
+
 import torch
 from torch import nn
 

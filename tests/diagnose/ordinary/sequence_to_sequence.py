@@ -1,4 +1,5 @@
 """An encoder and decoder with attention over padded sequences."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

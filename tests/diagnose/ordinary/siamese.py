@@ -1,4 +1,5 @@
 """A triplet loss with masks and the hardest negative of a batch."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """Word vectors by negative sampling, with sparse gradients."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """Self-distillation: the teacher is an average of the student and gets no gradient."""
+
 import copy
 
 import torch

@@ -1,4 +1,5 @@
 """A small causal language model with tied embeddings and warm-up."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """A variational autoencoder with the reparameterisation trick."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

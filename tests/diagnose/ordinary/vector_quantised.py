@@ -1,4 +1,5 @@
 """A vector-quantised autoencoder with a straight-through estimator."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

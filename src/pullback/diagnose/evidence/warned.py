@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from pullback.diagnose.evidence.source import Source, source_of
-from pullback.diagnose.evidence.training import calls_named
+from pullback.diagnose.evidence.training.loop import calls_named
 from pullback.diagnose.values import Edit, Mark
 
 

@@ -105,10 +105,10 @@ class Follower(ABC):
 
         self._read = read_and_act
 
-    def pause(self) -> None:
+    def pause(self) -> None:  # noqa: B027 - where a library's code costs nothing, there is nothing to do
         """Hear nothing for a while in which only a library runs, if that saves anything."""
 
-    def resume(self) -> None:
+    def resume(self) -> None:  # noqa: B027
         """Hear again."""
 
     def _begin(self) -> None:

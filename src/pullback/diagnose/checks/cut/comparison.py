@@ -48,7 +48,7 @@ class Comparison(RootWithoutGraph):
         return Fix(say("Use a smooth function instead, such as a sigmoid; keep the comparison for reporting."), code)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -57,7 +57,7 @@ class Comparison(RootWithoutGraph):
         (1 - accuracy).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

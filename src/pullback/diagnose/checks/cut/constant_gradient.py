@@ -47,7 +47,7 @@ class ConstantGradient(RootWithoutGraph):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         weights = torch.randn(3)
@@ -57,7 +57,7 @@ class ConstantGradient(RootWithoutGraph):
         print(torch.autograd.grad(first.sum(), x))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         weights = torch.randn(3)

@@ -67,7 +67,7 @@ class CopiedValues(RootWithoutGraph):
         return type(thing) in (list, tuple)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import warnings
 
         import torch
@@ -80,7 +80,7 @@ class CopiedValues(RootWithoutGraph):
         torch.tensor(losses).mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(2, requires_grad=True)

@@ -38,7 +38,7 @@ class DataAttribute(RootWithoutGraph):
         return fix_of(cut, say("Leave out .data on the way to the loss."), edits, "high")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(3, requires_grad=True)
@@ -46,7 +46,7 @@ class DataAttribute(RootWithoutGraph):
         y.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(3, requires_grad=True)

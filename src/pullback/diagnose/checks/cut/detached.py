@@ -45,7 +45,7 @@ class Detached(RootWithoutGraph):
         return fix_of(cut, say("Leave out detach() on the way to the loss."), edits, "high" if edits else "medium")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Encoder(torch.nn.Module):
@@ -62,7 +62,7 @@ class Detached(RootWithoutGraph):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Encoder(torch.nn.Module):

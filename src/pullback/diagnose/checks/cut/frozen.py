@@ -103,7 +103,7 @@ class Frozen(RootWithoutGraph):
         return Fix("")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Classifier(torch.nn.Module):
@@ -121,7 +121,7 @@ class Frozen(RootWithoutGraph):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Classifier(torch.nn.Module):

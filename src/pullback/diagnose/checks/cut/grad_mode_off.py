@@ -94,7 +94,7 @@ class GradModeOff(RootWithoutGraph):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 2)
@@ -104,7 +104,7 @@ class GradModeOff(RootWithoutGraph):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 2)

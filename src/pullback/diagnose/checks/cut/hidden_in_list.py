@@ -81,7 +81,7 @@ class HiddenInList(RootWithoutGraph):
         return edits
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Total(torch.autograd.Function):
@@ -98,7 +98,7 @@ class HiddenInList(RootWithoutGraph):
         Total.apply(weights).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Total(torch.autograd.Function):

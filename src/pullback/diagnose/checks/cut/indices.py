@@ -48,7 +48,7 @@ class Indices(RootWithoutGraph):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 3)
@@ -58,7 +58,7 @@ class Indices(RootWithoutGraph):
         wrong.mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 3)

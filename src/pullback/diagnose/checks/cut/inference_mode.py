@@ -49,7 +49,7 @@ class InferenceMode(RootWithoutGraph):
         return fix_of(cut, say("Run the forward pass outside of inference mode."), edits, "high" if edits else "medium")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
@@ -59,7 +59,7 @@ class InferenceMode(RootWithoutGraph):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())

@@ -64,7 +64,7 @@ class IntegerBuffer(RootWithoutGraph):
         return ()
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(4, requires_grad=True)
@@ -74,7 +74,7 @@ class IntegerBuffer(RootWithoutGraph):
         (scores * 0.5).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(4, requires_grad=True)

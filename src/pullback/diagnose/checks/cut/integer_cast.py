@@ -47,7 +47,7 @@ class IntegerCast(RootWithoutGraph):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         scale = torch.tensor(3.7, requires_grad=True)
@@ -59,7 +59,7 @@ class IntegerCast(RootWithoutGraph):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         scale = torch.tensor(3.7, requires_grad=True)

@@ -64,7 +64,7 @@ class LossOutsideClosure(RootWithoutGraph):
         return parts[0].statement
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.zeros(2, requires_grad=True)
@@ -85,7 +85,7 @@ class LossOutsideClosure(RootWithoutGraph):
         fit()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.zeros(2, requires_grad=True)

@@ -37,7 +37,7 @@ class MarkedNonDifferentiable(RootWithoutGraph):
         return Fix(say("Leave the output that the loss is computed from out of mark_non_differentiable."))
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Scale(torch.autograd.Function):
@@ -55,7 +55,7 @@ class MarkedNonDifferentiable(RootWithoutGraph):
         Scale.apply(x).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Scale(torch.autograd.Function):

@@ -48,7 +48,7 @@ class MissingCreateGraph(RootWithoutGraph):
         return fix_of(cut, text, edits, "high" if len(cuts) == 1 else "medium")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         critic = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
@@ -61,7 +61,7 @@ class MissingCreateGraph(RootWithoutGraph):
         penalty(torch.randn(4, 3, requires_grad=True)).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         critic = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))

@@ -78,7 +78,7 @@ class NoDerivative(RootWithoutGraph):
         return fix_of(cut, text, edits, "high" if edits else "medium", code)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def wave(r):
@@ -89,7 +89,7 @@ class NoDerivative(RootWithoutGraph):
         energy.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Wave(torch.autograd.Function):

@@ -55,7 +55,7 @@ class NoGradBlock(RootWithoutGraph):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 2)
@@ -69,7 +69,7 @@ class NoGradBlock(RootWithoutGraph):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 2)

@@ -55,7 +55,7 @@ class NoGradDecorator(RootWithoutGraph):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Model(torch.nn.Module):
@@ -74,7 +74,7 @@ class NoGradDecorator(RootWithoutGraph):
         model.validation_step(torch.randn(3, 4)).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Model(torch.nn.Module):

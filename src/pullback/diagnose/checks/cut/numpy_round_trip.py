@@ -94,7 +94,7 @@ class NumpyRoundTrip(RootWithoutGraph):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import numpy as np
         import torch
 
@@ -105,7 +105,7 @@ class NumpyRoundTrip(RootWithoutGraph):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

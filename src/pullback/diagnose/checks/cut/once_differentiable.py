@@ -68,7 +68,7 @@ class OnceDifferentiable(RootWithoutGraph):
         return replace(diagnosis, marks=marks)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         from torch.autograd.function import once_differentiable
 
@@ -90,7 +90,7 @@ class OnceDifferentiable(RootWithoutGraph):
         slope.pow(2).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Cube(torch.autograd.Function):

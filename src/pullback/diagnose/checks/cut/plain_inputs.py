@@ -91,7 +91,7 @@ class PlainInputs(RootWithoutGraph):
         return Fix("")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.randn(5)
@@ -99,7 +99,7 @@ class PlainInputs(RootWithoutGraph):
         y.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.randn(5, requires_grad=True)

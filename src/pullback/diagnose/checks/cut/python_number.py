@@ -120,7 +120,7 @@ class PythonNumber(RootWithoutGraph):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -132,7 +132,7 @@ class PythonNumber(RootWithoutGraph):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

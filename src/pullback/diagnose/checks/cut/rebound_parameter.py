@@ -67,7 +67,7 @@ class ReboundParameter(RootWithoutGraph):
         return (cut.source.replaced(statement, new),)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         a = torch.randn(3, requires_grad=True)
@@ -79,7 +79,7 @@ class ReboundParameter(RootWithoutGraph):
                 a = a - 0.01 * a.grad
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         a = torch.randn(3, requires_grad=True)

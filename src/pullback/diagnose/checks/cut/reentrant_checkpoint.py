@@ -48,7 +48,7 @@ class ReentrantCheckpoint(RootWithoutGraph):
         return fix_of(cut, text, edits, "high" if edits else "medium")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import warnings
 
         import torch
@@ -60,7 +60,7 @@ class ReentrantCheckpoint(RootWithoutGraph):
         out.mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         from torch.utils.checkpoint import checkpoint
 

@@ -57,7 +57,7 @@ class SampleWithoutGradient(RootWithoutGraph):
         return fix_of(cut, say("Draw with rsample()."), edits, "high" if kind is not None else "medium")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 2)
@@ -67,7 +67,7 @@ class SampleWithoutGradient(RootWithoutGraph):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 2)

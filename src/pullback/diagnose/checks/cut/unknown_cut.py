@@ -52,7 +52,7 @@ class UnknownCut(RootWithoutGraph):
         return Fix("")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         space = {}
@@ -63,7 +63,7 @@ class UnknownCut(RootWithoutGraph):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

@@ -45,7 +45,7 @@ class DualTwice(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         import torch.autograd.forward_ad as fw
 
@@ -55,7 +55,7 @@ class DualTwice(Cause):
             fw.make_dual(y, torch.ones(2))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         import torch.autograd.forward_ad as fw
 

@@ -52,7 +52,7 @@ class NestedLevels(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         import torch.autograd.forward_ad as fw
 
@@ -64,7 +64,7 @@ class NestedLevels(Cause):
             slope(torch.zeros(2))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         import torch.autograd.forward_ad as fw
 

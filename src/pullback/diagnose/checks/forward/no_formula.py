@@ -50,14 +50,14 @@ class NoFormula(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         points = torch.randn(4, 2)
         torch.func.jacfwd(lambda p: torch.cdist(p, p + 1).sum())(points)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         points = torch.randn(4, 2)

@@ -46,7 +46,7 @@ class OutsideLevel(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         from torch.autograd import forward_ad
 
@@ -55,7 +55,7 @@ class OutsideLevel(Cause):
         print(forward_ad.unpack_dual(y).tangent)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         from torch.autograd import forward_ad
 

@@ -45,7 +45,7 @@ class OverlappingPrimal(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         import torch.autograd.forward_ad as fw
 
@@ -54,7 +54,7 @@ class OverlappingPrimal(Cause):
             fw.make_dual(rows, torch.ones(2, 3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         import torch.autograd.forward_ad as fw
 

@@ -58,14 +58,14 @@ class TangentShape(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         place = torch.zeros(2, 3)
         torch.func.jvp(torch.sin, (place,), (torch.ones(3),))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         place = torch.zeros(2, 3)

@@ -6,9 +6,9 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import SECOND_TIME, Name, Reentry, methods_of
-from pullback.diagnose.evidence.freed_flow import events, written_in
-from pullback.diagnose.evidence.freed_report import (
+from pullback.diagnose.evidence.freed.find import SECOND_TIME, Name, Reentry, methods_of
+from pullback.diagnose.evidence.freed.flow import events, written_in
+from pullback.diagnose.evidence.freed.report import (
     alone,
     earlier_mark,
     entry_marks,
@@ -86,7 +86,7 @@ class ComputedOnce(Cause):
         return Fix(text, code, edits, "high" if edits and found.certain else "medium")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         scale = torch.ones(3, requires_grad=True)
@@ -96,7 +96,7 @@ class ComputedOnce(Cause):
             error.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         scale = torch.ones(3, requires_grad=True)

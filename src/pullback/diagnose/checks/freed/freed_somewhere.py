@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import SECOND_TIME
-from pullback.diagnose.evidence.freed_report import earlier_mark, entry_marks, failing_mark, not_retain, of_kind
+from pullback.diagnose.evidence.freed.find import SECOND_TIME
+from pullback.diagnose.evidence.freed.report import earlier_mark, entry_marks, failing_mark, not_retain, of_kind
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -49,7 +49,7 @@ class FreedSomewhere(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(3, requires_grad=True)
@@ -64,7 +64,7 @@ class FreedSomewhere(Cause):
             next(source).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(3, requires_grad=True)

@@ -6,8 +6,8 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import asking_frame
-from pullback.diagnose.evidence.freed_operations import operation_mark
+from pullback.diagnose.evidence.freed.find import asking_frame
+from pullback.diagnose.evidence.freed.operations import operation_mark
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -51,7 +51,7 @@ class Gauge(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         torch.manual_seed(0)
@@ -60,7 +60,7 @@ class Gauge(Cause):
         u.imag.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         torch.manual_seed(0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import SECOND_TIME, Reentry
-from pullback.diagnose.evidence.freed_report import (
+from pullback.diagnose.evidence.freed.find import SECOND_TIME, Reentry
+from pullback.diagnose.evidence.freed.report import (
     after,
     at_start_of,
     detaching,
@@ -93,7 +93,7 @@ class HiddenState(Cause):
         return Fix(text, code, edits, "high" if edits and found.certain else "medium")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         cell = torch.nn.LSTMCell(2, 3)
@@ -104,7 +104,7 @@ class HiddenState(Cause):
             error.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         cell = torch.nn.LSTMCell(2, 3)

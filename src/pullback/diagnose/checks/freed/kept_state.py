@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import SECOND_TIME, Reentry, carrying_methods
-from pullback.diagnose.evidence.freed_flow import events
-from pullback.diagnose.evidence.freed_names import Held, held_in
-from pullback.diagnose.evidence.freed_report import (
+from pullback.diagnose.evidence.freed.find import SECOND_TIME, Reentry, carrying_methods
+from pullback.diagnose.evidence.freed.flow import events
+from pullback.diagnose.evidence.freed.names import Held, held_in
+from pullback.diagnose.evidence.freed.report import (
     after,
     detached,
     earlier_mark,
@@ -99,7 +99,7 @@ class KeptState(Cause):
         return Fix(text, "\n".join(lines), edits, "high" if edits and found.certain else "medium")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Average:
@@ -115,7 +115,7 @@ class KeptState(Cause):
             average.update(layer(torch.randn(2, 3)).exp().mean()).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Average:

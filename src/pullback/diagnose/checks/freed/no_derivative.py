@@ -6,8 +6,8 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import asking_frame
-from pullback.diagnose.evidence.freed_operations import operation_mark
+from pullback.diagnose.evidence.freed.find import asking_frame
+from pullback.diagnose.evidence.freed.operations import operation_mark
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -71,7 +71,7 @@ class NoDerivative(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.rand(4, requires_grad=True)
@@ -79,7 +79,7 @@ class NoDerivative(Cause):
         (steps * w).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.rand(4, requires_grad=True)

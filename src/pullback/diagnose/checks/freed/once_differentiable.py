@@ -9,7 +9,7 @@ from torch.autograd.graph import Node
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import asking_frame, earlier_passes, reached, root_nodes
+from pullback.diagnose.evidence.freed.find import asking_frame, earlier_passes, reached, root_nodes
 from pullback.diagnose.evidence.source import Source, source_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.graph.recording.userfiles import user_files
@@ -69,7 +69,7 @@ class OnceDifferentiable(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         from torch.autograd.function import once_differentiable
 
@@ -90,7 +90,7 @@ class OnceDifferentiable(Cause):
         slope.square().sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Cube(torch.autograd.Function):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import SECOND_TIME, earlier_passes
-from pullback.diagnose.evidence.freed_report import call_of
+from pullback.diagnose.evidence.freed.find import SECOND_TIME, earlier_passes
+from pullback.diagnose.evidence.freed.report import call_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -53,7 +53,7 @@ class PullbackCalledAgain(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def model(w: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ class PullbackCalledAgain(Cause):
         pull(torch.zeros(2))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def model(w: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import SECOND_TIME
-from pullback.diagnose.evidence.freed_report import earlier_mark, entry_marks, failing_mark, of_kind, retaining
+from pullback.diagnose.evidence.freed.find import SECOND_TIME
+from pullback.diagnose.evidence.freed.report import earlier_mark, entry_marks, failing_mark, of_kind, retaining
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -56,7 +56,7 @@ class RetainedLate(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(3, requires_grad=True)
@@ -65,7 +65,7 @@ class RetainedLate(Cause):
         hidden.square().sum().backward(retain_graph=True)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(3, requires_grad=True)

@@ -6,9 +6,9 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import SECOND_TIME, Name, Reentry, update_of
-from pullback.diagnose.evidence.freed_flow import path_of
-from pullback.diagnose.evidence.freed_report import alone, earlier_mark, failing_mark, marked, not_retain, of_kind
+from pullback.diagnose.evidence.freed.find import SECOND_TIME, Name, Reentry, update_of
+from pullback.diagnose.evidence.freed.flow import path_of
+from pullback.diagnose.evidence.freed.report import alone, earlier_mark, failing_mark, marked, not_retain, of_kind
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.language import say
 
@@ -84,7 +84,7 @@ class RunningTotal(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         layer = torch.nn.Linear(2, 1)
@@ -94,7 +94,7 @@ class RunningTotal(Cause):
             whole.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         layer = torch.nn.Linear(2, 1)

@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import SECOND_TIME
+from pullback.diagnose.evidence.freed.find import SECOND_TIME
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -44,7 +44,7 @@ class SavedRead(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.randn(3, requires_grad=True)
@@ -53,7 +53,7 @@ class SavedRead(Cause):
         print(y.grad_fn._saved_result)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.randn(3, requires_grad=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import SECOND_TIME, Reentry
-from pullback.diagnose.evidence.freed_flow import loops_around
-from pullback.diagnose.evidence.freed_report import earlier_mark, entry_marks, failing_mark, of_kind, retaining
+from pullback.diagnose.evidence.freed.find import SECOND_TIME, Reentry
+from pullback.diagnose.evidence.freed.flow import loops_around
+from pullback.diagnose.evidence.freed.report import earlier_mark, entry_marks, failing_mark, of_kind, retaining
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -68,7 +68,7 @@ class SeveralPasses(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         a, b = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
@@ -77,7 +77,7 @@ class SeveralPasses(Cause):
         (by_b,) = torch.autograd.grad(energy, b)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         a, b = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)

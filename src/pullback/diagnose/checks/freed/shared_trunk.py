@@ -6,9 +6,9 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import SECOND_TIME, Reentry
-from pullback.diagnose.evidence.freed_flow import written_in
-from pullback.diagnose.evidence.freed_report import (
+from pullback.diagnose.evidence.freed.find import SECOND_TIME, Reentry
+from pullback.diagnose.evidence.freed.flow import written_in
+from pullback.diagnose.evidence.freed.report import (
     call_of,
     dropped,
     earlier_mark,
@@ -122,7 +122,7 @@ class SharedTrunk(Cause):
         ]  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         body, left, right = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
@@ -133,7 +133,7 @@ class SharedTrunk(Cause):
         second.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         body, left, right = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)

@@ -6,9 +6,9 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import SECOND_TIME, Reentry
-from pullback.diagnose.evidence.freed_flow import loops_around
-from pullback.diagnose.evidence.freed_report import dropped, earlier_mark, failing_mark, of_kind, once_each
+from pullback.diagnose.evidence.freed.find import SECOND_TIME, Reentry
+from pullback.diagnose.evidence.freed.flow import loops_around
+from pullback.diagnose.evidence.freed.report import dropped, earlier_mark, failing_mark, of_kind, once_each
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -86,7 +86,7 @@ class BackwardTwice(Cause):
         return Fix(text, code, dropped(found.asking.source, statement), "medium")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         layer = torch.nn.Linear(3, 1)
@@ -96,7 +96,7 @@ class BackwardTwice(Cause):
         error.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         layer = torch.nn.Linear(3, 1)

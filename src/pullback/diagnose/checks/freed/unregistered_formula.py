@@ -7,8 +7,8 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import asking_frame
-from pullback.diagnose.evidence.freed_operations import operation_mark
+from pullback.diagnose.evidence.freed.find import asking_frame
+from pullback.diagnose.evidence.freed.operations import operation_mark
 from pullback.diagnose.values import Diagnosis, Fix, Mark
 from pullback.graph.values import Place
 from pullback.language import say
@@ -72,7 +72,7 @@ class UnregisteredFormula(Cause):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         @torch.library.custom_op("pb322_bad::halve", mutates_args=())
@@ -83,7 +83,7 @@ class UnregisteredFormula(Cause):
         halve(w).prod().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         @torch.library.custom_op("pb322_good::halve", mutates_args=())

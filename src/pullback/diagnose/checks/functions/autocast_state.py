@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import applied_marks, asked_marks, backward_of, method_of, started
+from pullback.diagnose.evidence.functions.classes import applied_marks, asked_marks, backward_of, method_of, started
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -58,7 +58,7 @@ class AutocastState(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Twice(torch.autograd.Function):
@@ -75,7 +75,7 @@ class AutocastState(Cause):
         Twice.apply(x).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Twice(torch.autograd.Function):

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import CONTEXTS, Method, applied_marks, backward_of, method_of, started
+from pullback.diagnose.evidence.functions.classes import (
+    CONTEXTS,
+    Method,
+    applied_marks,
+    backward_of,
+    method_of,
+    started,
+)
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -59,7 +66,7 @@ class BackwardArguments(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Polar(torch.autograd.Function):
@@ -79,7 +86,7 @@ class BackwardArguments(Cause):
         radius.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Polar(torch.autograd.Function):

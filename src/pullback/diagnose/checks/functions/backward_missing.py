@@ -9,7 +9,7 @@ import torch
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import applied_marks, inputs_of, method_of, started
+from pullback.diagnose.evidence.functions.classes import applied_marks, inputs_of, method_of, started
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.graph.values import Place
 from pullback.language import say
@@ -70,7 +70,7 @@ class BackwardMissing(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Swish(torch.autograd.Function):
@@ -82,7 +82,7 @@ class BackwardMissing(Cause):
         Swish.apply(x).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def swish(x):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import applied_marks, asked_marks, backward_of, running
+from pullback.diagnose.evidence.functions.classes import applied_marks, asked_marks, backward_of, running
 from pullback.diagnose.values import Diagnosis, Fix, Subject
 from pullback.language import say
 
@@ -54,7 +54,7 @@ class BackwardRaised(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Gram(torch.autograd.Function):
@@ -72,7 +72,7 @@ class BackwardRaised(Cause):
         Gram.apply(x).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Gram(torch.autograd.Function):

@@ -10,7 +10,7 @@ import torch
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.frames import frames_of
-from pullback.diagnose.evidence.function_classes import method_of
+from pullback.diagnose.evidence.functions.classes import method_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.graph.frames import variables
 from pullback.language import say
@@ -64,7 +64,7 @@ class CalledDirectly(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Double(torch.autograd.Function):
@@ -81,7 +81,7 @@ class CalledDirectly(Cause):
         double(x).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Double(torch.autograd.Function):

@@ -8,7 +8,7 @@ import torch
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import (
+from pullback.diagnose.evidence.functions.classes import (
     applied_marks,
     backward_of,
     elements,
@@ -83,7 +83,7 @@ class ComplexGradient(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Rotate(torch.autograd.Function):
@@ -102,7 +102,7 @@ class ComplexGradient(Cause):
         Rotate.apply(angle).real.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Rotate(torch.autograd.Function):

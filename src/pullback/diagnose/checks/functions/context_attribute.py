@@ -8,7 +8,7 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import (
+from pullback.diagnose.evidence.functions.classes import (
     applied_marks,
     asked_marks,
     inputs_of,
@@ -91,7 +91,7 @@ class ContextAttribute(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Scaled(torch.autograd.Function):
@@ -107,7 +107,7 @@ class ContextAttribute(Cause):
         Scaled.apply(x, 3.0).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Scaled(torch.autograd.Function):

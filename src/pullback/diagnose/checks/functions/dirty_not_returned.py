@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import Method, called, elements, method_of
+from pullback.diagnose.evidence.functions.classes import Method, called, elements, method_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -55,7 +55,7 @@ class DirtyNotReturned(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class ReLU(torch.autograd.Function):
@@ -75,7 +75,7 @@ class DirtyNotReturned(Cause):
         ReLU.apply(x * 2).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class ReLU(torch.autograd.Function):

@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import CONTEXTS, Method, called, has_setup, method_of
+from pullback.diagnose.evidence.functions.classes import CONTEXTS, Method, called, has_setup, method_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.language import say
 
@@ -125,7 +125,7 @@ class ForwardArguments(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Half(torch.autograd.Function):
@@ -141,7 +141,7 @@ class ForwardArguments(Cause):
         Half.apply(x, torch.randn(3)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Half(torch.autograd.Function):

@@ -7,7 +7,7 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import (
+from pullback.diagnose.evidence.functions.classes import (
     Method,
     applied_marks,
     backward_of,
@@ -65,7 +65,7 @@ class GradientCount(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Leaky(torch.autograd.Function):
@@ -84,7 +84,7 @@ class GradientCount(Cause):
         Leaky.apply(x, 0.1).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Leaky(torch.autograd.Function):

@@ -7,7 +7,7 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import (
+from pullback.diagnose.evidence.functions.classes import (
     Method,
     applied_marks,
     backward_of,
@@ -78,7 +78,7 @@ class GradientDevice(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Mask(torch.autograd.Function):
@@ -95,7 +95,7 @@ class GradientDevice(Cause):
         Mask.apply(x).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Mask(torch.autograd.Function):

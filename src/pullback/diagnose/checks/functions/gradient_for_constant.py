@@ -6,7 +6,7 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import (
+from pullback.diagnose.evidence.functions.classes import (
     applied_marks,
     backward_of,
     elements,
@@ -71,7 +71,7 @@ class GradientForConstant(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Power(torch.autograd.Function):
@@ -91,7 +91,7 @@ class GradientForConstant(Cause):
         Power.apply(x, 3).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Power(torch.autograd.Function):

@@ -7,7 +7,7 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import (
+from pullback.diagnose.evidence.functions.classes import (
     Method,
     applied_marks,
     backward_of,
@@ -77,7 +77,7 @@ class GradientKind(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import numpy as np
         import torch
 
@@ -96,7 +96,7 @@ class GradientKind(Cause):
         Sine.apply(x).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import numpy as np
         import torch
 

@@ -7,7 +7,7 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import (
+from pullback.diagnose.evidence.functions.classes import (
     Method,
     applied_marks,
     backward_of,
@@ -80,7 +80,7 @@ class GradientShape(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Project(torch.autograd.Function):
@@ -99,7 +99,7 @@ class GradientShape(Cause):
         Project.apply(batch, weight).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Project(torch.autograd.Function):

@@ -10,7 +10,7 @@ import torch
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.frames import frames_of
-from pullback.diagnose.evidence.function_classes import backward_of, called, inputs_of, method_of, saver_of
+from pullback.diagnose.evidence.functions.classes import backward_of, called, inputs_of, method_of, saver_of
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.graph.frames import variables
 from pullback.language import say
@@ -66,7 +66,7 @@ class JvpMissing(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Cube(torch.autograd.Function):
@@ -87,7 +87,7 @@ class JvpMissing(Cause):
         torch.func.jvp(Cube.apply, (x,), (torch.ones(3),))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Cube(torch.autograd.Function):

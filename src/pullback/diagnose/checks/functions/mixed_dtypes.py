@@ -11,7 +11,7 @@ from torch import Tensor
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.frames import Frame
-from pullback.diagnose.evidence.function_classes import (
+from pullback.diagnose.evidence.functions.classes import (
     Method,
     applied_marks,
     asked_marks,
@@ -89,7 +89,7 @@ class MixedDtypes(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Dense(torch.autograd.Function):
@@ -110,7 +110,7 @@ class MixedDtypes(Cause):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Dense(torch.autograd.Function):

@@ -7,8 +7,8 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import Method, backward_of, called, saver_of
-from pullback.diagnose.evidence.function_edits import Rewrite
+from pullback.diagnose.evidence.functions.classes import Method, backward_of, called, saver_of
+from pullback.diagnose.evidence.functions.edits import Rewrite
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -69,7 +69,7 @@ class SavedConstant(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Shift(torch.autograd.Function):
@@ -87,7 +87,7 @@ class SavedConstant(Cause):
         Shift.apply(x, 0, 3.0).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Shift(torch.autograd.Function):

@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import (
+from pullback.diagnose.evidence.functions.classes import (
     Method,
     applied_marks,
     asked_marks,
@@ -85,7 +85,7 @@ class SavedCount(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Product(torch.autograd.Function):
@@ -104,7 +104,7 @@ class SavedCount(Cause):
         Product.apply(x, y).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Product(torch.autograd.Function):

@@ -7,7 +7,7 @@ import textwrap
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import Method, called, method_of
+from pullback.diagnose.evidence.functions.classes import Method, called, method_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -58,7 +58,7 @@ class SetupNeeded(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Exp(torch.autograd.Function):
@@ -82,7 +82,7 @@ class SetupNeeded(Cause):
         loss(x).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Exp(torch.autograd.Function):

@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import (
+from pullback.diagnose.evidence.functions.classes import (
     Method,
     applied_marks,
     asked_marks,
@@ -70,7 +70,7 @@ class UnusedOutput(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Split(torch.autograd.Function):
@@ -90,7 +90,7 @@ class UnusedOutput(Cause):
         head.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Split(torch.autograd.Function):

@@ -10,7 +10,7 @@ import torch
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.frames import frames_of
-from pullback.diagnose.evidence.function_classes import class_of, method_of
+from pullback.diagnose.evidence.functions.classes import class_of, method_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.graph.frames import variables
 from pullback.graph.values import Place
@@ -58,7 +58,7 @@ class VmapMissing(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Square(torch.autograd.Function):
@@ -79,7 +79,7 @@ class VmapMissing(Cause):
         torch.func.vmap(Square.apply)(x).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Square(torch.autograd.Function):

@@ -78,7 +78,7 @@ class Anomaly(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         distance = torch.zeros(4, requires_grad=True)
@@ -87,7 +87,7 @@ class Anomaly(Cause):
             angle.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         distance = torch.full((4,), 0.5, requires_grad=True)

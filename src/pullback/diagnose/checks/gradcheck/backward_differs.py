@@ -47,7 +47,7 @@ class BackwardDiffers(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Masked(torch.autograd.Function):
@@ -63,7 +63,7 @@ class BackwardDiffers(Cause):
         torch.autograd.gradcheck(Masked.apply, x)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Masked(torch.autograd.Function):

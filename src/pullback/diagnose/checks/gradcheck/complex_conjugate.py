@@ -48,7 +48,7 @@ class ComplexConjugate(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Square(torch.autograd.Function):
@@ -66,7 +66,7 @@ class ComplexConjugate(Cause):
         torch.autograd.gradcheck(Square.apply, z)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Square(torch.autograd.Function):

@@ -58,14 +58,14 @@ class CutFunction(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.rand(3, dtype=torch.double, requires_grad=True)
         torch.autograd.gradcheck(lambda t: t.exp().detach() * 2, x)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.rand(3, dtype=torch.double, requires_grad=True)

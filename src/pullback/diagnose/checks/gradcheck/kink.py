@@ -59,14 +59,14 @@ class Kink(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.tensor([0.3, 1.0], dtype=torch.double, requires_grad=True)
         torch.autograd.gradcheck(lambda t: t.clamp(0, 1), x)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.tensor([0.3, 0.9], dtype=torch.double, requires_grad=True)

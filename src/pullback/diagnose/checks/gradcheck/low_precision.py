@@ -63,14 +63,14 @@ class LowPrecision(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.linspace(0.5, 1.5, 4).requires_grad_()
         torch.autograd.gradcheck(lambda t: t.exp() * t, x)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.linspace(0.5, 1.5, 4, dtype=torch.double).requires_grad_()

@@ -51,14 +51,14 @@ class NoInput(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.rand(3, dtype=torch.double)
         torch.autograd.gradcheck(torch.exp, x)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.rand(3, dtype=torch.double, requires_grad=True)

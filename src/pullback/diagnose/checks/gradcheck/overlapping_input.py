@@ -50,14 +50,14 @@ class OverlappingInput(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         row = torch.ones(1, 2, dtype=torch.double, requires_grad=True)
         torch.autograd.gradcheck(torch.exp, (row.expand(3, 2),))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         row = torch.ones(1, 2, dtype=torch.double, requires_grad=True)

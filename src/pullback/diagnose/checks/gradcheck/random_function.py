@@ -83,14 +83,14 @@ class RandomFunction(Cause):
         return ()
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5)).double()
         torch.autograd.gradcheck(net, torch.ones(2, 3, dtype=torch.double, requires_grad=True))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5)).double().eval()

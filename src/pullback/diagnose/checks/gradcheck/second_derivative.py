@@ -60,7 +60,7 @@ class SecondDerivative(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Power(torch.autograd.Function):
@@ -77,7 +77,7 @@ class SecondDerivative(Cause):
         torch.autograd.gradgradcheck(Power.apply, x)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Power(torch.autograd.Function):

@@ -55,7 +55,7 @@ class WrongBackward(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Cube(torch.autograd.Function):
@@ -73,7 +73,7 @@ class WrongBackward(Cause):
         torch.autograd.gradcheck(Cube.apply, x)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Cube(torch.autograd.Function):

@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_hooks import function_of
+from pullback.diagnose.evidence.functions.hooks import function_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -66,7 +66,7 @@ class AfterAccumulation(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         seen = []
@@ -76,7 +76,7 @@ class AfterAccumulation(Cause):
         hidden.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         seen = []

@@ -6,8 +6,8 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import Method
-from pullback.diagnose.evidence.function_hooks import MODULE, TENSOR, Registered, named_hook, registered
+from pullback.diagnose.evidence.functions.classes import Method
+from pullback.diagnose.evidence.functions.hooks import MODULE, TENSOR, Registered, named_hook, registered
 from pullback.diagnose.values import Confidence, Diagnosis, Edit, Fix, Mark
 from pullback.language import say
 
@@ -54,7 +54,7 @@ class ChangedGradient(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def report(grad):
@@ -67,7 +67,7 @@ class ChangedGradient(Cause):
         (hidden**2).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def report(grad):

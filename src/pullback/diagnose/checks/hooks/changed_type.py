@@ -7,7 +7,7 @@ import re
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.checks.hooks.changed_gradient import candidates, marked
-from pullback.diagnose.evidence.function_hooks import named_hook
+from pullback.diagnose.evidence.functions.hooks import named_hook
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -61,7 +61,7 @@ class ChangedType(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Net(torch.nn.Module):
@@ -81,7 +81,7 @@ class ChangedType(Cause):
         net(torch.randn(4, 3)).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Net(torch.nn.Module):

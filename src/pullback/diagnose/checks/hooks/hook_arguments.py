@@ -7,7 +7,7 @@ import re
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.frames import frames_of
-from pullback.diagnose.evidence.function_hooks import MODULE, method_of_hook, module_hook, registered
+from pullback.diagnose.evidence.functions.hooks import MODULE, method_of_hook, module_hook, registered
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -96,7 +96,7 @@ class HookArguments(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def note(grad_input, grad_output):
@@ -107,7 +107,7 @@ class HookArguments(Cause):
         net(torch.randn(4, 3, requires_grad=True)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def note(module, grad_input, grad_output):

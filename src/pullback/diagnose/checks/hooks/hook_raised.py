@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import asked_marks, running
-from pullback.diagnose.evidence.function_hooks import hook_frame, registered
+from pullback.diagnose.evidence.functions.classes import asked_marks, running
+from pullback.diagnose.evidence.functions.hooks import hook_frame, registered
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -65,7 +65,7 @@ class HookRaised(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def check(grad):
@@ -79,7 +79,7 @@ class HookRaised(Cause):
         y.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def check(grad):

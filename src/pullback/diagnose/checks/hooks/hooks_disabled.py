@@ -78,7 +78,7 @@ class HooksDisabled(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def loss(x):
@@ -88,7 +88,7 @@ class HooksDisabled(Cause):
         torch.func.grad(loss)(torch.randn(4))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.randn(4, requires_grad=True)

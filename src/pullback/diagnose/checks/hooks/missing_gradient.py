@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import asked_marks
-from pullback.diagnose.evidence.function_hooks import hook_frame, method_of_hook, module_hook, registered
+from pullback.diagnose.evidence.functions.classes import asked_marks
+from pullback.diagnose.evidence.functions.hooks import hook_frame, method_of_hook, module_hook, registered
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -52,7 +52,7 @@ class MissingGradient(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import warnings
 
         import torch
@@ -69,7 +69,7 @@ class MissingGradient(Cause):
         net(torch.randn(5, 3)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         norms = {}

@@ -7,8 +7,8 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import elements
-from pullback.diagnose.evidence.function_hooks import MODULE, method_of_hook, module_hook, named_hook, registered
+from pullback.diagnose.evidence.functions.classes import elements
+from pullback.diagnose.evidence.functions.hooks import MODULE, method_of_hook, module_hook, named_hook, registered
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -90,7 +90,7 @@ class ModuleHookCount(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def damp(module, grad_input, grad_output):
@@ -101,7 +101,7 @@ class ModuleHookCount(Cause):
         net(torch.randn(5, 3)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def damp(module, grad_input, grad_output):

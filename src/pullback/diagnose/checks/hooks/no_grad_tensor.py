@@ -9,7 +9,7 @@ from torch import Tensor
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.frames import frames_of
-from pullback.diagnose.evidence.function_edits import Rewrite
+from pullback.diagnose.evidence.functions.edits import Rewrite
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.graph.frames import variables
 from pullback.graph.values import Place
@@ -94,7 +94,7 @@ class NoGradTensor(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         gradients: list[torch.Tensor] = []
@@ -104,7 +104,7 @@ class NoGradTensor(Cause):
         net(image).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         gradients: list[torch.Tensor] = []

@@ -6,9 +6,9 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_classes import Method
-from pullback.diagnose.evidence.function_edits import Rewrite
-from pullback.diagnose.evidence.function_hooks import calls_of, function_of
+from pullback.diagnose.evidence.functions.classes import Method
+from pullback.diagnose.evidence.functions.edits import Rewrite
+from pullback.diagnose.evidence.functions.hooks import calls_of, function_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.graph.values import Place
 from pullback.language import say
@@ -66,7 +66,7 @@ class PackInPlace(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def pack(tensor):
@@ -79,7 +79,7 @@ class PackInPlace(Cause):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def pack(tensor):

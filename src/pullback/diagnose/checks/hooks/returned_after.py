@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_hooks import registered
+from pullback.diagnose.evidence.functions.hooks import registered
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -49,7 +49,7 @@ class ReturnedAfter(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def clip(parameter):
@@ -61,7 +61,7 @@ class ReturnedAfter(Cause):
         net(torch.randn(2, 3)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def clip(parameter):

@@ -8,7 +8,7 @@ import re
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.checks.hooks.changed_gradient import marked
-from pullback.diagnose.evidence.function_hooks import Registered, registered
+from pullback.diagnose.evidence.functions.hooks import Registered, registered
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -55,7 +55,7 @@ class ReturnedKind(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -64,7 +64,7 @@ class ReturnedKind(Cause):
         out.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         norms = []

@@ -7,9 +7,9 @@ import ast
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.frames import Frame, bounds_at
-from pullback.diagnose.evidence.function_classes import Method, asked_marks, running
-from pullback.diagnose.evidence.function_edits import Rewrite
-from pullback.diagnose.evidence.function_hooks import hook_frame, registered
+from pullback.diagnose.evidence.functions.classes import Method, asked_marks, running
+from pullback.diagnose.evidence.functions.edits import Rewrite
+from pullback.diagnose.evidence.functions.hooks import hook_frame, registered
 from pullback.diagnose.evidence.source import Source
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -72,7 +72,7 @@ class SharedMemory(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def scale(grad):
@@ -85,7 +85,7 @@ class SharedMemory(Cause):
         hidden.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def scale(grad):

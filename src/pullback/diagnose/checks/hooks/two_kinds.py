@@ -6,8 +6,8 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_edits import Rewrite
-from pullback.diagnose.evidence.function_hooks import registered
+from pullback.diagnose.evidence.functions.edits import Rewrite
+from pullback.diagnose.evidence.functions.hooks import registered
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -58,7 +58,7 @@ class TwoKinds(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import warnings
 
         import torch
@@ -70,7 +70,7 @@ class TwoKinds(Cause):
         net(torch.randn(4, 3, requires_grad=True)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 2)

@@ -7,8 +7,8 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_edits import Rewrite
-from pullback.diagnose.evidence.function_hooks import calls_of, function_of
+from pullback.diagnose.evidence.functions.edits import Rewrite
+from pullback.diagnose.evidence.functions.hooks import calls_of, function_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.graph.values import Place
 from pullback.language import say
@@ -67,7 +67,7 @@ class UnpackKind(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def pack(tensor):
@@ -82,7 +82,7 @@ class UnpackKind(Cause):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def pack(tensor):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.overwritten import MODIFIED
-from pullback.diagnose.evidence.overwritten_report import (
+from pullback.diagnose.evidence.overwritten.find import MODIFIED
+from pullback.diagnose.evidence.overwritten.report import (
     all_marks,
     cloned_before,
     code_of,
@@ -64,7 +64,7 @@ class ChangedBuffer(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         norm = torch.nn.BatchNorm1d(3).eval()
@@ -74,7 +74,7 @@ class ChangedBuffer(Cause):
         y.square().sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         norm = torch.nn.BatchNorm1d(3).eval()

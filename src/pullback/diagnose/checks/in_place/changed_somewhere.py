@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.overwritten import MODIFIED
-from pullback.diagnose.evidence.overwritten_report import all_marks, name_of, of_kind, why_not_data, why_not_retain
+from pullback.diagnose.evidence.overwritten.find import MODIFIED
+from pullback.diagnose.evidence.overwritten.report import all_marks, name_of, of_kind, why_not_data, why_not_retain
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -43,7 +43,7 @@ class ChangedSomewhere(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(4, requires_grad=True)
@@ -53,7 +53,7 @@ class ChangedSomewhere(Cause):
         mixed.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(4, requires_grad=True)

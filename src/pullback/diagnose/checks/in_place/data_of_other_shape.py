@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.frames import frames_of
-from pullback.diagnose.evidence.freed_report import marked
+from pullback.diagnose.evidence.freed.report import marked
 from pullback.diagnose.values import Diagnosis, Fix, Mark
 from pullback.graph.frames import variables
 from pullback.language import say
@@ -66,7 +66,7 @@ class DataOfOtherShape(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         weight = torch.nn.Parameter(torch.randn(3))
@@ -77,7 +77,7 @@ class DataOfOtherShape(Cause):
         optimizer.step()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         weight = torch.nn.Parameter(torch.randn(4))

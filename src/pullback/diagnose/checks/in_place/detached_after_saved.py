@@ -6,10 +6,10 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed import asking_frame
-from pullback.diagnose.evidence.freed_flow import path_of
-from pullback.diagnose.evidence.freed_report import marked
-from pullback.diagnose.evidence.overwritten import overwritten
+from pullback.diagnose.evidence.freed.find import asking_frame
+from pullback.diagnose.evidence.freed.flow import path_of
+from pullback.diagnose.evidence.freed.report import marked
+from pullback.diagnose.evidence.overwritten.find import overwritten
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -72,7 +72,7 @@ class DetachedAfterSaved(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(4, requires_grad=True)
@@ -82,7 +82,7 @@ class DetachedAfterSaved(Cause):
         mixed.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(4, requires_grad=True)

@@ -6,9 +6,9 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.overwritten import MODIFIED
-from pullback.diagnose.evidence.overwritten_forms import Form
-from pullback.diagnose.evidence.overwritten_report import (
+from pullback.diagnose.evidence.overwritten.find import MODIFIED
+from pullback.diagnose.evidence.overwritten.forms import Form
+from pullback.diagnose.evidence.overwritten.report import (
     all_marks,
     code_of,
     of_kind,
@@ -58,7 +58,7 @@ class DetachedAlias(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(3, requires_grad=True)
@@ -68,7 +68,7 @@ class DetachedAlias(Cause):
         prediction.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(3, requires_grad=True)

@@ -6,9 +6,9 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed_report import marked
-from pullback.diagnose.evidence.overwritten_report import out_of_place, without_inplace
-from pullback.diagnose.evidence.overwritten_sites import form_at, module_at
+from pullback.diagnose.evidence.freed.report import marked
+from pullback.diagnose.evidence.overwritten.report import out_of_place, without_inplace
+from pullback.diagnose.evidence.overwritten.sites import form_at, module_at
 from pullback.diagnose.values import Diagnosis, Fix, Mark
 from pullback.language import say
 
@@ -48,7 +48,7 @@ class HookedModule(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LeakyReLU(0.1, inplace=True))
@@ -56,7 +56,7 @@ class HookedModule(Cause):
         net(torch.randn(3, 2, requires_grad=True)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LeakyReLU(0.1))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.overwritten_report import out_of_place, without_inplace
-from pullback.diagnose.evidence.overwritten_sites import by_gradient, changed_tensor, form_at, is_given, module_at
+from pullback.diagnose.evidence.overwritten.report import out_of_place, without_inplace
+from pullback.diagnose.evidence.overwritten.sites import by_gradient, changed_tensor, form_at, is_given, module_at
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -50,7 +50,7 @@ class InputChanged(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def centred(values):
@@ -61,7 +61,7 @@ class InputChanged(Cause):
         centred(points).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def centred(values):

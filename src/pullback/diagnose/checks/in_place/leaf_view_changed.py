@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.overwritten_report import cloned_before
-from pullback.diagnose.evidence.overwritten_sites import by_gradient, changed_tensor, form_at, is_given, without_grad
+from pullback.diagnose.evidence.overwritten.report import cloned_before
+from pullback.diagnose.evidence.overwritten.sites import by_gradient, changed_tensor, form_at, is_given, without_grad
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -56,14 +56,14 @@ class LeafViewChanged(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         mask = torch.rand(4, 4, requires_grad=True)
         mask.diagonal().fill_(0.0)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         mask = torch.rand(4, 4, requires_grad=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.overwritten_sites import by_gradient, changed_tensor, form_at, without_grad
+from pullback.diagnose.evidence.overwritten.sites import by_gradient, changed_tensor, form_at, without_grad
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -53,7 +53,7 @@ class ManualStep(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         theta = torch.randn(2, requires_grad=True)
@@ -61,7 +61,7 @@ class ManualStep(Cause):
         theta -= 0.1 * theta.grad
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         theta = torch.randn(2, requires_grad=True)

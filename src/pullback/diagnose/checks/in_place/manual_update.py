@@ -6,8 +6,8 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.overwritten import MODIFIED, Overwritten
-from pullback.diagnose.evidence.overwritten_report import (
+from pullback.diagnose.evidence.overwritten.find import MODIFIED, Overwritten
+from pullback.diagnose.evidence.overwritten.report import (
     all_marks,
     moved_after,
     name_of,
@@ -64,7 +64,7 @@ class ManualUpdate(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         scale = torch.nn.Parameter(torch.rand(3))
@@ -75,7 +75,7 @@ class ManualUpdate(Cause):
         error.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         scale = torch.nn.Parameter(torch.rand(3))

@@ -6,9 +6,9 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed_flow import path_of
-from pullback.diagnose.evidence.overwritten import MODIFIED
-from pullback.diagnose.evidence.overwritten_report import (
+from pullback.diagnose.evidence.freed.flow import path_of
+from pullback.diagnose.evidence.overwritten.find import MODIFIED
+from pullback.diagnose.evidence.overwritten.report import (
     all_marks,
     name_of,
     of_kind,
@@ -64,7 +64,7 @@ class MaxNorm(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         table = torch.nn.Embedding(6, 2, max_norm=0.5)
@@ -74,7 +74,7 @@ class MaxNorm(Cause):
         (scores.sum() + vectors.sum()).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         table = torch.nn.Embedding(6, 2, max_norm=0.5)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.overwritten import MODIFIED
-from pullback.diagnose.evidence.overwritten_report import name_of, of_kind, sentence, subjects, why_not_data
-from pullback.diagnose.evidence.overwritten_steps import step_marks
+from pullback.diagnose.evidence.overwritten.find import MODIFIED
+from pullback.diagnose.evidence.overwritten.report import name_of, of_kind, sentence, subjects, why_not_data
+from pullback.diagnose.evidence.overwritten.steps import step_marks
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -61,7 +61,7 @@ class StepBetween(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         judge = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
@@ -75,7 +75,7 @@ class StepBetween(Cause):
         judged.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         judge = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))

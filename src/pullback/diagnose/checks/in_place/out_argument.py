@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed_flow import path_of
+from pullback.diagnose.evidence.freed.flow import path_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -57,7 +57,7 @@ class OutArgument(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(2, 2, requires_grad=True)
@@ -66,7 +66,7 @@ class OutArgument(Cause):
         room.sum()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(2, 2, requires_grad=True)

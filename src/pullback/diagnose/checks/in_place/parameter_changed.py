@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.overwritten_sites import (
+from pullback.diagnose.evidence.overwritten.sites import (
     by_gradient,
     changed_tensor,
     form_at,
@@ -61,14 +61,14 @@ class ParameterChanged(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         layer = torch.nn.Linear(2, 2)
         layer.bias.fill_(0.5)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         layer = torch.nn.Linear(2, 2)

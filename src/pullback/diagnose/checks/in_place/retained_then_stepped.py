@@ -6,11 +6,11 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed_flow import loops_around, written_in
-from pullback.diagnose.evidence.freed_report import moved_into
-from pullback.diagnose.evidence.overwritten import MODIFIED, Overwritten
-from pullback.diagnose.evidence.overwritten_report import name_of, of_kind, sentence, subjects, why_not_data
-from pullback.diagnose.evidence.overwritten_steps import step_marks
+from pullback.diagnose.evidence.freed.flow import loops_around, written_in
+from pullback.diagnose.evidence.freed.report import moved_into
+from pullback.diagnose.evidence.overwritten.find import MODIFIED, Overwritten
+from pullback.diagnose.evidence.overwritten.report import name_of, of_kind, sentence, subjects, why_not_data
+from pullback.diagnose.evidence.overwritten.steps import step_marks
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -62,7 +62,7 @@ class RetainedThenStepped(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Sigmoid(), torch.nn.Linear(3, 1))
@@ -73,7 +73,7 @@ class RetainedThenStepped(Cause):
             optimizer.step()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Sigmoid(), torch.nn.Linear(3, 1))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.overwritten import MODIFIED
-from pullback.diagnose.evidence.overwritten_report import (
+from pullback.diagnose.evidence.overwritten.find import MODIFIED
+from pullback.diagnose.evidence.overwritten.report import (
     all_marks,
     code_of,
     may_edit,
@@ -64,7 +64,7 @@ class SavedInput(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         a = torch.randn(2, 3, requires_grad=True)
@@ -74,7 +74,7 @@ class SavedInput(Cause):
         product.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         a = torch.randn(2, 3, requires_grad=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.overwritten import MODIFIED
-from pullback.diagnose.evidence.overwritten_report import (
+from pullback.diagnose.evidence.overwritten.find import MODIFIED
+from pullback.diagnose.evidence.overwritten.report import (
     all_marks,
     code_of,
     may_edit,
@@ -68,7 +68,7 @@ class SavedResult(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         logits = torch.randn(4, requires_grad=True)
@@ -77,7 +77,7 @@ class SavedResult(Cause):
         gate.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         logits = torch.randn(4, requires_grad=True)

@@ -6,11 +6,11 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed_flow import path_of
-from pullback.diagnose.evidence.freed_report import marked
-from pullback.diagnose.evidence.overwritten_forms import Form
-from pullback.diagnose.evidence.overwritten_report import out_of_place
-from pullback.diagnose.evidence.overwritten_sites import form_at
+from pullback.diagnose.evidence.freed.flow import path_of
+from pullback.diagnose.evidence.freed.report import marked
+from pullback.diagnose.evidence.overwritten.forms import Form
+from pullback.diagnose.evidence.overwritten.report import out_of_place
+from pullback.diagnose.evidence.overwritten.sites import form_at
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -71,7 +71,7 @@ class SeveralViews(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.randn(4, requires_grad=True)
@@ -80,7 +80,7 @@ class SeveralViews(Cause):
         (left.sum() + right.sum()).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.randn(4, requires_grad=True)

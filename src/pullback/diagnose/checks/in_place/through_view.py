@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed_flow import path_of
-from pullback.diagnose.evidence.overwritten import MODIFIED
-from pullback.diagnose.evidence.overwritten_forms import base_of
-from pullback.diagnose.evidence.overwritten_report import (
+from pullback.diagnose.evidence.freed.flow import path_of
+from pullback.diagnose.evidence.overwritten.find import MODIFIED
+from pullback.diagnose.evidence.overwritten.forms import base_of
+from pullback.diagnose.evidence.overwritten.report import (
     all_marks,
     cloned_before,
     code_of,
@@ -73,7 +73,7 @@ class ThroughView(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.randn(6, requires_grad=True)
@@ -83,7 +83,7 @@ class ThroughView(Cause):
         scores.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.randn(6, requires_grad=True)

@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed_flow import path_of
+from pullback.diagnose.evidence.freed.flow import path_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -52,7 +52,7 @@ class ViewDetached(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(4, requires_grad=True)
@@ -60,7 +60,7 @@ class ViewDetached(Cause):
         part.detach_()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(4, requires_grad=True)

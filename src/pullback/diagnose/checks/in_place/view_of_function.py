@@ -7,9 +7,9 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed_report import marked
-from pullback.diagnose.evidence.overwritten_report import out_of_place
-from pullback.diagnose.evidence.overwritten_sites import class_named, form_at
+from pullback.diagnose.evidence.freed.report import marked
+from pullback.diagnose.evidence.overwritten.report import out_of_place
+from pullback.diagnose.evidence.overwritten.sites import class_named, form_at
 from pullback.diagnose.evidence.source import source_of
 from pullback.diagnose.values import Diagnosis, Fix, Mark
 from pullback.language import say
@@ -55,7 +55,7 @@ class ViewOfFunction(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Scaled(torch.autograd.Function):
@@ -73,7 +73,7 @@ class ViewOfFunction(Cause):
         out.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Scaled(torch.autograd.Function):

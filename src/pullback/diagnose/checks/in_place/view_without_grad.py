@@ -6,9 +6,9 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed_flow import path_of
-from pullback.diagnose.evidence.freed_report import marked
-from pullback.diagnose.evidence.overwritten_sites import form_at
+from pullback.diagnose.evidence.freed.flow import path_of
+from pullback.diagnose.evidence.freed.report import marked
+from pullback.diagnose.evidence.overwritten.sites import form_at
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -54,7 +54,7 @@ class ViewWithoutGrad(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         table = torch.randn(3, 3, requires_grad=True) * 1.0
@@ -63,7 +63,7 @@ class ViewWithoutGrad(Cause):
         first.mul_(torch.randn(3, requires_grad=True))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         table = torch.randn(3, 3, requires_grad=True) * 1.0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import SAME, inside_functorch, origin
+from pullback.diagnose.evidence.numbers.find import SAME, inside_functorch, origin
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Fix
 from pullback.language import say
@@ -70,14 +70,14 @@ class BatchSoftmax(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.LogSoftmax(dim=0))
         torch.nn.functional.nll_loss(net(torch.randn(7, 5)), torch.tensor([0, 2, 1, 1, 0, 0, 2])).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.LogSoftmax(dim=-1))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import SAME, inside_functorch, made_within, origin
+from pullback.diagnose.evidence.numbers.find import SAME, inside_functorch, made_within, origin
 from pullback.diagnose.recorders.tape import Call, Value
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -104,7 +104,7 @@ class BroadcastLoss(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x, target = torch.randn(8, 1), torch.randn(8)
@@ -113,7 +113,7 @@ class BroadcastLoss(Fault):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x, target = torch.randn(8, 1), torch.randn(8)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import SAME, inside_functorch, origin
+from pullback.diagnose.evidence.numbers.find import SAME, inside_functorch, origin
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -80,7 +80,7 @@ class ProbabilitiesAsLogits(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(dim=1))
@@ -88,7 +88,7 @@ class ProbabilitiesAsLogits(Fault):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(4, 3))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import inside_functorch, origin
+from pullback.diagnose.evidence.numbers.find import inside_functorch, origin
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Fix
 from pullback.language import say
@@ -69,7 +69,7 @@ class RawScores(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(5, 3)
@@ -77,7 +77,7 @@ class RawScores(Fault):
         torch.nn.NLLLoss()(probability, torch.tensor([0, 2, 1, 1])).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(5, 3)

@@ -40,7 +40,7 @@ class GradientCycle(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -49,7 +49,7 @@ class GradientCycle(Fault):
         penalty = sum(p.grad.square().sum() for p in net.parameters())
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.source import Source, source_of
-from pullback.diagnose.evidence.training import consumed, loop_around, root_numbers, scopes
+from pullback.diagnose.evidence.training.loop import consumed, loop_around, root_numbers, scopes
 from pullback.diagnose.values import Edit, Fix, Mark
 from pullback.graph.recording.userfiles import user_files
 from pullback.graph.values import Place
@@ -106,7 +106,7 @@ class KeptGraphs(Fault):
         return (source.replaced(call.args[0], f"{text}.detach()" if simple else f"({text}).detach()"),)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -120,7 +120,7 @@ class KeptGraphs(Fault):
             history.append(loss)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training import Key, key_of
+from pullback.diagnose.evidence.training.loop import Key, key_of
 from pullback.diagnose.recorders.spots import spot_of
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Edit, Fix
@@ -129,7 +129,7 @@ class RecordedEvaluation(Fault):
         return (spot.source.wrapped(statement, "with torch.no_grad():"),)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(), torch.nn.Linear(4, 1))
@@ -140,7 +140,7 @@ class RecordedEvaluation(Fault):
             right += (output > 0).sum().item()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(), torch.nn.Linear(4, 1))

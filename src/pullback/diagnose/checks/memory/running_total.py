@@ -11,7 +11,7 @@ from torch import Tensor
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.source import Source, source_of
-from pullback.diagnose.evidence.training import consumed, loop_around, root_numbers, scopes
+from pullback.diagnose.evidence.training.loop import consumed, loop_around, root_numbers, scopes
 from pullback.diagnose.values import Edit, Fix, Mark
 from pullback.graph.values import Place
 from pullback.language import say
@@ -113,7 +113,7 @@ class RunningTotal(Fault):
         return (source.replaced(node.value, f"{text}.detach()" if simple else f"({text}).detach()"),)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -127,7 +127,7 @@ class RunningTotal(Fault):
             total += loss
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

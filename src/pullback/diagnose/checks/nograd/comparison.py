@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import SAME, inside_functorch, origin
-from pullback.diagnose.evidence.numbers_cuts import Cut, Cuts, marks_of_cut
+from pullback.diagnose.evidence.numbers.cuts import Cut, Cuts, marks_of_cut
+from pullback.diagnose.evidence.numbers.find import SAME, inside_functorch, origin
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
@@ -88,7 +88,7 @@ class Comparison(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Gate(torch.nn.Module):
@@ -105,7 +105,7 @@ class Comparison(Fault):
         net(torch.randn(5, 3)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Gate(torch.nn.Module):

@@ -10,8 +10,8 @@ from torch.autograd.graph import Node
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import mark_of
-from pullback.diagnose.evidence.numbers_zero import cut_leaves, parents_of
+from pullback.diagnose.evidence.numbers.find import mark_of
+from pullback.diagnose.evidence.numbers.zero import cut_leaves, parents_of
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.graph.saved import kept_by
 from pullback.language import say
@@ -45,9 +45,8 @@ class ConstantSum(Fault):
                 and not hasattr(node, "_forward_cls")
                 and node not in roots
                 and (above := _summed(node, parents, roots))
-            ):
-                if all(_spans(node, each) for each in above):
-                    constant[node] = above[0]
+            ) and all(_spans(node, each) for each in above):
+                constant[node] = above[0]
         found: dict[Node, list[Tensor]] = {}
         for leaf, node in cut_leaves(backward, lambda node, index: index == 0 and node in constant):
             found.setdefault(node, []).append(leaf)
@@ -76,14 +75,14 @@ class ConstantSum(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Softmax(dim=-1))
         net(torch.randn(5, 4)).mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Softmax(dim=-1))

@@ -7,9 +7,9 @@ from torch.autograd.graph import Node
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.births import watch
-from pullback.diagnose.evidence.numbers import mark_of
-from pullback.diagnose.evidence.numbers_zero import ACCUMULATE
+from pullback.diagnose.evidence.numbers.births import watch
+from pullback.diagnose.evidence.numbers.find import mark_of
+from pullback.diagnose.evidence.numbers.zero import ACCUMULATE
 from pullback.diagnose.values import Fix
 from pullback.language import say
 
@@ -76,7 +76,7 @@ class DeadUnits(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
@@ -85,7 +85,7 @@ class DeadUnits(Fault):
         net(torch.randn(10, 3)).mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         torch.manual_seed(0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import inside_functorch
+from pullback.diagnose.evidence.numbers.find import inside_functorch
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Fix
 from pullback.language import say
@@ -77,7 +77,7 @@ class DuplicateWrites(Fault):
         return index, values
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         message = torch.randn(4, 2, requires_grad=True)
@@ -87,7 +87,7 @@ class DuplicateWrites(Fault):
         state.pow(2).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         message = torch.randn(4, 2, requires_grad=True)

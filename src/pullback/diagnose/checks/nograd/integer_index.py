@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import SAME, inside_functorch, origin
-from pullback.diagnose.evidence.numbers_cuts import Cuts, marks_of_cut
+from pullback.diagnose.evidence.numbers.cuts import Cuts, marks_of_cut
+from pullback.diagnose.evidence.numbers.find import SAME, inside_functorch, origin
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Fix
 from pullback.language import say
@@ -84,7 +84,7 @@ class IntegerIndex(Fault):
             )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         shift = torch.nn.Parameter(torch.tensor([2.4]))
@@ -93,7 +93,7 @@ class IntegerIndex(Fault):
         picked.pow(2).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         shift = torch.nn.Parameter(torch.tensor([2.4]))

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import inside_functorch
-from pullback.diagnose.evidence.numbers_cuts import Cut, Cuts, enters, marks_of_cut
+from pullback.diagnose.evidence.numbers.cuts import Cut, Cuts, enters, marks_of_cut
+from pullback.diagnose.evidence.numbers.find import inside_functorch
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -107,7 +107,7 @@ class NumberCopy(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Scaled(torch.nn.Module):
@@ -123,7 +123,7 @@ class NumberCopy(Fault):
         Scaled()(torch.randn(3, 2)).pow(2).mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Scaled(torch.nn.Module):

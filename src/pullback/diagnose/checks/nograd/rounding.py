@@ -9,8 +9,8 @@ from torch.autograd.graph import Node
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import call_of, mark_of, operand
-from pullback.diagnose.evidence.numbers_zero import cut_leaves, is_builtin
+from pullback.diagnose.evidence.numbers.find import call_of, mark_of, operand
+from pullback.diagnose.evidence.numbers.zero import cut_leaves, is_builtin
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -73,7 +73,7 @@ class Rounding(Fault):
         return Fix(text, code, (source.replaced(written, code),) if one_line else (), "high")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         scale = torch.nn.Parameter(torch.tensor([0.4, 2.6]))
@@ -81,7 +81,7 @@ class Rounding(Fault):
         (levels - torch.ones(2)).abs().sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         scale = torch.nn.Parameter(torch.tensor([0.4, 2.6]))

@@ -7,8 +7,8 @@ from torch.autograd.graph import Node
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import mark_of
-from pullback.diagnose.evidence.numbers_zero import cut_leaves, is_builtin
+from pullback.diagnose.evidence.numbers.find import mark_of
+from pullback.diagnose.evidence.numbers.zero import cut_leaves, is_builtin
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -69,7 +69,7 @@ class Sampling(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         mean = torch.zeros(5, requires_grad=True)
@@ -77,7 +77,7 @@ class Sampling(Fault):
         ((sample - 2) ** 2).mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         mean = torch.zeros(5, requires_grad=True)

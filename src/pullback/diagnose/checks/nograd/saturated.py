@@ -7,9 +7,9 @@ from torch.autograd.graph import Node
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.births import watch
-from pullback.diagnose.evidence.numbers import mark_of
-from pullback.diagnose.evidence.numbers_zero import ACCUMULATE, cut_leaves
+from pullback.diagnose.evidence.numbers.births import watch
+from pullback.diagnose.evidence.numbers.find import mark_of
+from pullback.diagnose.evidence.numbers.zero import ACCUMULATE, cut_leaves
 from pullback.diagnose.values import Fix
 from pullback.language import say
 
@@ -67,7 +67,7 @@ class Saturated(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         gate = torch.nn.Parameter(torch.tensor([1.5, 2.5]))
@@ -75,7 +75,7 @@ class Saturated(Fault):
         out.square().mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         gate = torch.nn.Parameter(torch.tensor([1.5, 0.5]))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import inside_functorch
+from pullback.diagnose.evidence.numbers.find import inside_functorch
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Fix
 from pullback.language import say
@@ -63,7 +63,7 @@ class Ties(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         scores = torch.zeros(2, 3, requires_grad=True)
@@ -71,7 +71,7 @@ class Ties(Fault):
         best.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         scores = torch.zeros(2, 3, requires_grad=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import inside_functorch
+from pullback.diagnose.evidence.numbers.find import inside_functorch
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Fix
 from pullback.language import say
@@ -55,7 +55,7 @@ class AngleOfZero(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         signal = torch.zeros(8, requires_grad=True)
@@ -63,7 +63,7 @@ class AngleOfZero(Fault):
         phase.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         signal = torch.arange(8.0, requires_grad=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch.autograd.graph import Node
 
 from pullback.diagnose.audit import Audit, Backward
-from pullback.diagnose.evidence.births import Birth
-from pullback.diagnose.evidence.births_check import (
+from pullback.diagnose.evidence.numbers.births import Birth
+from pullback.diagnose.evidence.numbers.births_check import (
     BirthFault,
     first_operand,
     marks_of,
@@ -66,7 +66,7 @@ class InfiniteDerivative(BirthFault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         points = torch.tensor([[0.0, 0.0], [3.0, 4.0]], requires_grad=True)
@@ -74,7 +74,7 @@ class InfiniteDerivative(BirthFault):
         distance.mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         points = torch.tensor([[0.0, 0.0], [3.0, 4.0]], requires_grad=True)

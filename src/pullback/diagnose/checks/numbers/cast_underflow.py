@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.births import Underflow, watch
-from pullback.diagnose.evidence.births_check import first_operand
-from pullback.diagnose.evidence.numbers import mark_of
-from pullback.diagnose.evidence.numbers_seed import scales_loss
+from pullback.diagnose.evidence.numbers.births import Underflow, watch
+from pullback.diagnose.evidence.numbers.births_check import first_operand
+from pullback.diagnose.evidence.numbers.find import mark_of
+from pullback.diagnose.evidence.numbers.seed import scales_loss
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 from pullback.words import dtype_name
@@ -57,7 +57,7 @@ class CastUnderflow(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         layer = torch.nn.Linear(3, 5)
@@ -66,7 +66,7 @@ class CastUnderflow(Fault):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         layer = torch.nn.Linear(3, 5)

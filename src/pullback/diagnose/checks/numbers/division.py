@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from pullback.diagnose.audit import Audit, Backward
-from pullback.diagnose.evidence.births import Birth
-from pullback.diagnose.evidence.births_check import BirthFault, marks_of, names_of, subjects_of, written_at
+from pullback.diagnose.evidence.numbers.births import Birth
+from pullback.diagnose.evidence.numbers.births_check import BirthFault, marks_of, names_of, subjects_of, written_at
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -52,7 +52,7 @@ class DivisionByZero(BirthFault):
         return Fix(text, f"{spot.source.text(found[1].left)} / {code}", edits, "medium")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         values = torch.tensor([1.0, 1.0, 1.0], requires_grad=True)
@@ -61,7 +61,7 @@ class DivisionByZero(BirthFault):
         scaled.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         values = torch.tensor([1.0, 1.0, 1.0], requires_grad=True)

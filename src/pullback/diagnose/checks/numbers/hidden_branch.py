@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from pullback.diagnose.audit import Audit, Backward
-from pullback.diagnose.evidence.births import Birth
-from pullback.diagnose.evidence.births_check import (
+from pullback.diagnose.evidence.numbers.births import Birth
+from pullback.diagnose.evidence.numbers.births_check import (
     BirthFault,
     first_operand,
     marks_of,
@@ -70,7 +70,7 @@ class HiddenBranch(BirthFault):
         return Fix(text, code, (spot.source.replaced(given, code),), "high")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         length = torch.tensor([0.0, 4.0, 9.0], requires_grad=True)
@@ -79,7 +79,7 @@ class HiddenBranch(BirthFault):
         (safe * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         length = torch.tensor([0.0, 4.0, 9.0], requires_grad=True)

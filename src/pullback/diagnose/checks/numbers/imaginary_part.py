@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import operand
+from pullback.diagnose.evidence.numbers.find import operand
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Fix
 from pullback.language import say
@@ -56,7 +56,7 @@ class ImaginaryPart(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import warnings
 
         import torch
@@ -66,7 +66,7 @@ class ImaginaryPart(Fault):
         spectrum.float().sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         spectrum = torch.fft.fft(torch.randn(4, requires_grad=True))

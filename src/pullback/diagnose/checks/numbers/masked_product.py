@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from pullback.diagnose.audit import Audit, Backward
-from pullback.diagnose.evidence.births import Birth
-from pullback.diagnose.evidence.births_check import (
+from pullback.diagnose.evidence.numbers.births import Birth
+from pullback.diagnose.evidence.numbers.births_check import (
     BirthFault,
     first_operand,
     marks_of,
@@ -65,7 +65,7 @@ class MaskedProduct(BirthFault):
         return Fix(text, code, (spot.source.replaced(given, code),), "high")
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         rate = torch.tensor([[1.0, 0.0], [2.0, 3.0]], requires_grad=True)
@@ -74,7 +74,7 @@ class MaskedProduct(BirthFault):
         (-likelihood.sum()).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         rate = torch.tensor([[1.0, 0.0], [2.0, 3.0]], requires_grad=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pullback.diagnose.audit import Audit, Backward
-from pullback.diagnose.evidence.births import Birth
-from pullback.diagnose.evidence.births_check import BirthFault, marks_of, names_of, operation_of, subjects_of
+from pullback.diagnose.evidence.numbers.births import Birth
+from pullback.diagnose.evidence.numbers.births_check import BirthFault, marks_of, names_of, operation_of, subjects_of
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -47,7 +47,7 @@ class NotFinite(BirthFault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(2, 1)
@@ -55,7 +55,7 @@ class NotFinite(BirthFault):
         net(data).square().mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(2, 1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pullback.diagnose.audit import Audit, Backward
-from pullback.diagnose.evidence.births import Birth
-from pullback.diagnose.evidence.births_check import BirthFault, marks_of, names_of, operation_of, subjects_of
+from pullback.diagnose.evidence.numbers.births import Birth
+from pullback.diagnose.evidence.numbers.births_check import BirthFault, marks_of, names_of, operation_of, subjects_of
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -42,7 +42,7 @@ class Overflow(BirthFault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         logits = torch.tensor([1.0, 100.0, 3.0], requires_grad=True)
@@ -51,7 +51,7 @@ class Overflow(BirthFault):
         (-probability[0].log()).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         logits = torch.tensor([1.0, 100.0, 3.0], requires_grad=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pullback.diagnose.audit import Audit, Backward
-from pullback.diagnose.evidence.births import Birth
-from pullback.diagnose.evidence.births_check import BirthFault, marks_of, names_of, operation_of, subjects_of
+from pullback.diagnose.evidence.numbers.births import Birth
+from pullback.diagnose.evidence.numbers.births_check import BirthFault, marks_of, names_of, operation_of, subjects_of
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -41,7 +41,7 @@ class Spread(BirthFault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import warnings
 
         import torch
@@ -52,7 +52,7 @@ class Spread(BirthFault):
         normal.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         features = torch.ones(3, 1, requires_grad=True)

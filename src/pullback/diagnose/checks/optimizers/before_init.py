@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import called, mark_node
+from pullback.diagnose.evidence.definitions import called, mark_node
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -54,7 +54,7 @@ class BeforeInit(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Scale(torch.nn.Module):
@@ -65,7 +65,7 @@ class BeforeInit(Cause):
         Scale()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Scale(torch.nn.Module):

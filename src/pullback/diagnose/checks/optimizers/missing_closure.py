@@ -7,7 +7,7 @@ import textwrap
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import called
+from pullback.diagnose.evidence.definitions import called
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -74,7 +74,7 @@ class MissingClosure(Cause):
                            textwrap.indent(text, indent)),)  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.zeros(3, requires_grad=True)
@@ -86,7 +86,7 @@ class MissingClosure(Cause):
             optimizer.step()  # type: ignore[call-arg]
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.zeros(3, requires_grad=True)

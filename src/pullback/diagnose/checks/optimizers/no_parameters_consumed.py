@@ -8,8 +8,8 @@ from typing import Any
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import Scene, called, followed, mark_node, own_statements
-from pullback.diagnose.evidence.none_parameters import parameters_written
+from pullback.diagnose.evidence.absent.parameters import parameters_written
+from pullback.diagnose.evidence.definitions import Scene, called, followed, mark_node, own_statements
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -70,7 +70,7 @@ class NoParametersConsumed(Cause):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -81,7 +81,7 @@ class NoParametersConsumed(Cause):
         assert optimizer
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

@@ -6,8 +6,8 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import called, is_true, mark_node
-from pullback.diagnose.evidence.none_parameters import modules_in, parameters_written, sources_of
+from pullback.diagnose.evidence.absent.parameters import modules_in, parameters_written, sources_of
+from pullback.diagnose.evidence.definitions import called, is_true, mark_node
 from pullback.diagnose.evidence.source import Source
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -57,7 +57,7 @@ class NoParametersFrozen(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
@@ -68,7 +68,7 @@ class NoParametersFrozen(Cause):
         assert optimizer
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))

@@ -6,8 +6,8 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import followed
-from pullback.diagnose.evidence.none_parameters import hidden_in, modules_in, parameters_written
+from pullback.diagnose.evidence.absent.parameters import hidden_in, modules_in, parameters_written
+from pullback.diagnose.evidence.definitions import followed
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -57,7 +57,7 @@ class NoParametersHidden(Cause):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Tower(torch.nn.Module):
@@ -70,7 +70,7 @@ class NoParametersHidden(Cause):
         assert optimizer
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Tower(torch.nn.Module):

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import Definition, Scene, followed, made
-from pullback.diagnose.evidence.none_leaves import as_leaf, fresh_leaf_inside
-from pullback.diagnose.evidence.none_parameters import ADD, parameters_written, written_as
-from pullback.diagnose.evidence.none_values import strictly
-from pullback.diagnose.evidence.seed_roots import is_simple
+from pullback.diagnose.evidence.absent.leaves import as_leaf, fresh_leaf_inside
+from pullback.diagnose.evidence.absent.parameters import ADD, parameters_written, written_as
+from pullback.diagnose.evidence.absent.values import strictly
+from pullback.diagnose.evidence.definitions import Definition, Scene, followed, made
+from pullback.diagnose.evidence.seeds.roots import is_simple
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -107,7 +107,7 @@ class NonleafParameter(Cause):
         return code, ()
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         scale = torch.nn.Parameter(torch.ones(4)).double()
@@ -115,7 +115,7 @@ class NonleafParameter(Cause):
         assert optimizer
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         scale = torch.nn.Parameter(torch.ones(4).double())

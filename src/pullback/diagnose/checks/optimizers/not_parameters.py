@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made, operand
-from pullback.diagnose.evidence.none_parameters import ADD, INIT, parameters_written
+from pullback.diagnose.evidence.absent.parameters import ADD, INIT, parameters_written
+from pullback.diagnose.evidence.definitions import made, operand
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -81,7 +81,7 @@ class NotParameters(Cause):
         return ""
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         encoder, head = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
@@ -89,7 +89,7 @@ class NotParameters(Cause):
         assert optimizer
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         encoder, head = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)

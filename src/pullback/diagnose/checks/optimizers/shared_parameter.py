@@ -6,8 +6,8 @@ from torch.optim import Optimizer
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made
-from pullback.diagnose.evidence.none_parameters import ADD, parameters_written
+from pullback.diagnose.evidence.absent.parameters import ADD, parameters_written
+from pullback.diagnose.evidence.definitions import made
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -51,7 +51,7 @@ class SharedParameter(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
@@ -60,7 +60,7 @@ class SharedParameter(Cause):
         assert optimizer
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import is_true, mark_node
-from pullback.diagnose.evidence.none_parameters import sources_of
+from pullback.diagnose.evidence.absent.parameters import sources_of
+from pullback.diagnose.evidence.definitions import is_true, mark_node
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -72,7 +72,7 @@ class SparseGradients(Cause):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         table = torch.nn.EmbeddingBag(9, 2, sparse=True, mode="sum")
@@ -81,7 +81,7 @@ class SparseGradients(Cause):
         optimizer.step()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         table = torch.nn.EmbeddingBag(9, 2, mode="sum")

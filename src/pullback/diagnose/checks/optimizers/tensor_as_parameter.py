@@ -77,14 +77,14 @@ class TensorAsParameter(Cause):
         return Edit(source.file, statement.lineno, statement.end_lineno or statement.lineno, text)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         layer = torch.nn.Linear(3, 3, bias=False)
         layer.weight = torch.eye(3)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         layer = torch.nn.Linear(3, 3, bias=False)

@@ -40,7 +40,7 @@ class OwnError(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         import pullback as pb
@@ -49,7 +49,7 @@ class OwnError(Cause):
         pb.backward(x * 2, torch.ones(4))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         import pullback as pb

@@ -43,7 +43,7 @@ class CheckpointKind(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         from torch.utils.checkpoint import checkpoint
 
@@ -51,7 +51,7 @@ class CheckpointKind(Fault):
         checkpoint(block, torch.randn(2, 4, requires_grad=True)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         from torch.utils.checkpoint import checkpoint
 

@@ -43,7 +43,7 @@ class CheckpointNoInput(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         from torch.utils.checkpoint import checkpoint
 
@@ -54,7 +54,7 @@ class CheckpointNoInput(Fault):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         from torch.utils.checkpoint import checkpoint
 

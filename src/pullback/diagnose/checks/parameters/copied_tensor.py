@@ -58,7 +58,7 @@ class CopiedTensor(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 2)
@@ -66,7 +66,7 @@ class CopiedTensor(Fault):
         values = torch.tensor(output)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 2)

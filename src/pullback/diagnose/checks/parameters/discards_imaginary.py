@@ -34,7 +34,7 @@ class DiscardsImaginary(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         z = torch.randn(4, dtype=torch.complex64, requires_grad=True)
@@ -42,7 +42,7 @@ class DiscardsImaginary(Fault):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         z = torch.randn(4, dtype=torch.complex64, requires_grad=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from pullback.diagnose.audit import Audit, Step
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training import after
+from pullback.diagnose.evidence.training.loop import after
 from pullback.diagnose.values import Edit, Fix
 from pullback.language import say
 
@@ -70,7 +70,7 @@ class FrozenMoves(Fault):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
@@ -81,7 +81,7 @@ class FrozenMoves(Fault):
         optimizer.step()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))

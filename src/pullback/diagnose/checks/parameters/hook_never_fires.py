@@ -12,7 +12,7 @@ from torch import Tensor
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training import Key, key_of
+from pullback.diagnose.evidence.training.loop import Key, key_of
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Fix
 from pullback.language import say
@@ -90,7 +90,7 @@ class HookNeverFires(Fault):
             )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -100,7 +100,7 @@ class HookNeverFires(Fault):
         output.square().mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

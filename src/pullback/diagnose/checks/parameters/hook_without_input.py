@@ -42,7 +42,7 @@ class HookWithoutInput(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -51,7 +51,7 @@ class HookWithoutInput(Fault):
         net(torch.randn(2, 4)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.source import Source
-from pullback.diagnose.evidence.training import user_sources
+from pullback.diagnose.evidence.training.loop import user_sources
 from pullback.diagnose.values import Edit, Fix, Mark
 from pullback.graph.values import Place
 from pullback.language import say
@@ -84,7 +84,7 @@ class Misspelt(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
@@ -92,7 +92,7 @@ class Misspelt(Fault):
         net(torch.randn(2, 4)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))

@@ -9,7 +9,7 @@ from torch import Tensor
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Frame
-from pullback.diagnose.evidence.training import own_line
+from pullback.diagnose.evidence.training.loop import own_line
 from pullback.diagnose.values import Edit, Fix, Mark
 from pullback.language import say
 
@@ -92,7 +92,7 @@ class NonleafGrad(Fault):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         weight = torch.ones(4, requires_grad=True) * 0.1
@@ -101,7 +101,7 @@ class NonleafGrad(Fault):
         step = weight.grad
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         weight = (torch.ones(4) * 0.1).requires_grad_()

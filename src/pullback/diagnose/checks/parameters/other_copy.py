@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from pullback.diagnose.audit import Audit, Backward, Step
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training import in_optimizers, optimizer_name
+from pullback.diagnose.evidence.training.loop import in_optimizers, optimizer_name
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -92,7 +92,7 @@ class OtherCopy(Fault):
             audit.report(each)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def build():
@@ -107,7 +107,7 @@ class OtherCopy(Fault):
             optimizer.step()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import copy
 
         import torch

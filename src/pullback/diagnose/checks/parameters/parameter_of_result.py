@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.training import in_optimizers
+from pullback.diagnose.evidence.training.loop import in_optimizers
 from pullback.diagnose.values import Fix
 from pullback.language import say
 
@@ -63,7 +63,7 @@ class ParameterOfResult(Fault):
         return any(isinstance(each, nn.Parameter) or id(each) in trained for each in sources)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         base = torch.nn.Parameter(torch.randn(4))
@@ -74,7 +74,7 @@ class ParameterOfResult(Fault):
             scaled.grad = None
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         base = torch.nn.Parameter(torch.randn(4))

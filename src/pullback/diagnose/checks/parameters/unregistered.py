@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.source import Source, source_of
-from pullback.diagnose.evidence.training import in_optimizers
+from pullback.diagnose.evidence.training.loop import in_optimizers
 from pullback.diagnose.values import Edit, Fix, Mark
 from pullback.graph.recording.userfiles import user_files
 from pullback.graph.values import Place
@@ -136,7 +136,7 @@ class Unregistered(Fault):
         return [], ()
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         from torch import nn
 
@@ -157,7 +157,7 @@ class Unregistered(Fault):
             optimizer.step()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         from torch import nn
 

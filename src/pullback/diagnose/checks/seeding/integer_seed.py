@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import inside_functorch
-from pullback.diagnose.evidence.numbers_seed import given_seeds, root_node, seed_node
+from pullback.diagnose.evidence.numbers.find import inside_functorch
+from pullback.diagnose.evidence.numbers.seed import given_seeds, root_node, seed_node
 from pullback.diagnose.values import Fix
 from pullback.language import say
 from pullback.words import dtype_name
@@ -51,7 +51,7 @@ class IntegerSeed(Fault):
             )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         weight = torch.randn(4, requires_grad=True)
@@ -60,7 +60,7 @@ class IntegerSeed(Fault):
         scores.backward(gradient=counts)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         weight = torch.randn(4, requires_grad=True)

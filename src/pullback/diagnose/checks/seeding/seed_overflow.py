@@ -7,8 +7,8 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import inside_functorch
-from pullback.diagnose.evidence.numbers_seed import given_seeds, root_node
+from pullback.diagnose.evidence.numbers.find import inside_functorch
+from pullback.diagnose.evidence.numbers.seed import given_seeds, root_node
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 from pullback.words import dtype_name
@@ -71,7 +71,7 @@ class SeedOverflow(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         layer = torch.nn.Linear(4, 2)
@@ -80,7 +80,7 @@ class SeedOverflow(Fault):
         score.backward(scale)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         layer = torch.nn.Linear(4, 2)

@@ -6,8 +6,8 @@ import torch
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import inside_functorch
-from pullback.diagnose.evidence.numbers_seed import HALF, given_seeds, root_node
+from pullback.diagnose.evidence.numbers.find import inside_functorch
+from pullback.diagnose.evidence.numbers.seed import HALF, given_seeds, root_node
 from pullback.diagnose.values import Fix
 from pullback.language import say
 from pullback.words import dtype_name
@@ -69,7 +69,7 @@ class SeedUnderflow(Fault):
             )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         layer = torch.nn.Linear(4, 2)
@@ -77,7 +77,7 @@ class SeedUnderflow(Fault):
         score.backward(torch.full((3, 2), 2e-9))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         layer = torch.nn.Linear(4, 2)

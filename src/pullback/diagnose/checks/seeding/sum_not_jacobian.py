@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import inside_functorch, is_ones
-from pullback.diagnose.evidence.numbers_seed import given_seeds, is_method, root_node
+from pullback.diagnose.evidence.numbers.find import inside_functorch, is_ones
+from pullback.diagnose.evidence.numbers.seed import given_seeds, is_method, root_node
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -70,7 +70,7 @@ class SumNotJacobian(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.randn(3, requires_grad=True)
@@ -78,7 +78,7 @@ class SumNotJacobian(Fault):
         (jacobian,) = torch.autograd.grad(y, x, grad_outputs=torch.ones(5))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.randn(6, 1, requires_grad=True)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import inside_functorch, is_ones, origin
-from pullback.diagnose.evidence.numbers_seed import given_seeds, is_method, root_node, seed_node
+from pullback.diagnose.evidence.numbers.find import inside_functorch, is_ones, origin
+from pullback.diagnose.evidence.numbers.seed import given_seeds, is_method, root_node, seed_node
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
@@ -76,7 +76,7 @@ class SumOfLosses(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -84,7 +84,7 @@ class SumOfLosses(Fault):
         losses.backward(torch.ones_like(losses))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

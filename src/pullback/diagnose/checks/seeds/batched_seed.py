@@ -6,8 +6,8 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made
-from pullback.diagnose.evidence.seed_roots import called_root, pairs
+from pullback.diagnose.evidence.definitions import made
+from pullback.diagnose.evidence.seeds.roots import called_root, pairs
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -48,7 +48,7 @@ class BatchedSeed(Cause):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.randn(3, requires_grad=True)
@@ -56,7 +56,7 @@ class BatchedSeed(Cause):
         torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.randn(3, requires_grad=True)

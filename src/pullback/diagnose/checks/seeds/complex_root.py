@@ -6,8 +6,8 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made, operand
-from pullback.diagnose.evidence.seed_roots import called_root, pairs
+from pullback.diagnose.evidence.definitions import made, operand
+from pullback.diagnose.evidence.seeds.roots import called_root, pairs
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 from pullback.words import dtype_name
@@ -49,7 +49,7 @@ class ComplexRoot(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         z = torch.randn(4, dtype=torch.complex64, requires_grad=True)
@@ -57,7 +57,7 @@ class ComplexRoot(Cause):
         power.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         z = torch.randn(4, dtype=torch.complex64, requires_grad=True)

@@ -44,7 +44,7 @@ class CriterionClass(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -52,7 +52,7 @@ class CriterionClass(Cause):
         loss.backward()  # type: ignore[operator]
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import definitions
+from pullback.diagnose.evidence.definitions import definitions
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -59,7 +59,7 @@ class NoInputs(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -69,7 +69,7 @@ class NoInputs(Cause):
         torch.autograd.grad(loss, params)  # type: ignore[call-overload]
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

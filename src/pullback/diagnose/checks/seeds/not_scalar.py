@@ -6,9 +6,9 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made, operand
-from pullback.diagnose.evidence.seed_roots import called_root
-from pullback.diagnose.evidence.seed_vectors import is_unreduced, unseeded, vector_of_losses
+from pullback.diagnose.evidence.definitions import made, operand
+from pullback.diagnose.evidence.seeds.roots import called_root
+from pullback.diagnose.evidence.seeds.vectors import is_unreduced, unseeded, vector_of_losses
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -61,7 +61,7 @@ class NotScalar(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(3, 2, requires_grad=True)
@@ -69,7 +69,7 @@ class NotScalar(Cause):
         y.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(3, 2, requires_grad=True)

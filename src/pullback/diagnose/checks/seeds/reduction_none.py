@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import operand
-from pullback.diagnose.evidence.seed_roots import called_root
-from pullback.diagnose.evidence.seed_vectors import criterion_made, node_unreduced, unreduced, unseeded
+from pullback.diagnose.evidence.definitions import operand
+from pullback.diagnose.evidence.seeds.roots import called_root
+from pullback.diagnose.evidence.seeds.vectors import criterion_made, node_unreduced, unreduced, unseeded
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -64,7 +64,7 @@ class ReductionNone(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         criterion = torch.nn.MSELoss(reduction="none")
@@ -73,7 +73,7 @@ class ReductionNone(Cause):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         criterion = torch.nn.MSELoss(reduction="none")

@@ -9,8 +9,8 @@ from torch import nn
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import Definition, definitions, function_of, made, operand
-from pullback.diagnose.evidence.seed_objects import backward_of, chosen, losses_in, tensors_in
+from pullback.diagnose.evidence.definitions import Definition, definitions, function_of, made, operand
+from pullback.diagnose.evidence.seeds.objects import backward_of, chosen, losses_in, tensors_in
 from pullback.diagnose.values import Confidence, Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -100,7 +100,7 @@ class RootIsCollection(Cause):
         return f"loss = {text}{access}.sum()    # or your own loss\nloss.backward()", (first,), "low"
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         rnn = torch.nn.GRU(2, 3)
@@ -110,7 +110,7 @@ class RootIsCollection(Cause):
         losses.backward()  # type: ignore[attr-defined]
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         rnn = torch.nn.GRU(2, 3)

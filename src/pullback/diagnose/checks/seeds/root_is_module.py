@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import own_statements
-from pullback.diagnose.evidence.seed_objects import backward_of, is_loss
+from pullback.diagnose.evidence.definitions import own_statements
+from pullback.diagnose.evidence.seeds.objects import backward_of, is_loss
 from pullback.diagnose.values import Diagnosis, Fix, Mark
 from pullback.graph.values import Place
 from pullback.language import say
@@ -74,7 +74,7 @@ class RootIsModule(Cause):
         return "", None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -83,7 +83,7 @@ class RootIsModule(Cause):
         optimizer.backward()  # type: ignore[attr-defined]
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import (
+from pullback.diagnose.evidence.definitions import (
     Definition,
     called,
     definitions,
@@ -14,7 +14,7 @@ from pullback.diagnose.evidence.none_definitions import (
     mark_node,
     own_statements,
 )
-from pullback.diagnose.evidence.seed_objects import backward_of
+from pullback.diagnose.evidence.seeds.objects import backward_of
 from pullback.diagnose.evidence.source import source_of
 from pullback.diagnose.values import Confidence, Diagnosis, Edit, Fix, Mark
 from pullback.language import say
@@ -122,7 +122,7 @@ class RootIsNone(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -134,7 +134,7 @@ class RootIsNone(Cause):
         loss.backward()  # type: ignore[attr-defined]
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

@@ -6,8 +6,8 @@ from torch import nn
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made, operand
-from pullback.diagnose.evidence.seed_objects import backward_of, chosen, losses_in, tensors_in
+from pullback.diagnose.evidence.definitions import made, operand
+from pullback.diagnose.evidence.seeds.objects import backward_of, chosen, losses_in, tensors_in
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -58,7 +58,7 @@ class RootIsOutput(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         from types import SimpleNamespace
 
         import torch
@@ -69,7 +69,7 @@ class RootIsOutput(Cause):
         result.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         from types import SimpleNamespace
 
         import torch

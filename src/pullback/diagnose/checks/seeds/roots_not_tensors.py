@@ -10,7 +10,7 @@ from torch.autograd.graph import GradientEdge
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made, operand
+from pullback.diagnose.evidence.definitions import made, operand
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -77,7 +77,7 @@ class NotTensors(Cause):
         return new or "torch.autograd.grad(loss, [w, b])", edits
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -85,7 +85,7 @@ class NotTensors(Cause):
         torch.autograd.grad(loss, net)  # type: ignore[call-overload]
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made
-from pullback.diagnose.evidence.seed_roots import is_simple, pairs, seeds_written
+from pullback.diagnose.evidence.definitions import made
+from pullback.diagnose.evidence.seeds.roots import is_simple, pairs, seeds_written
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -71,7 +71,7 @@ class SeedCount(Cause):
         return text, (case.site.source.replaced(node, text),)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(3, requires_grad=True)
@@ -79,7 +79,7 @@ class SeedCount(Cause):
         torch.autograd.grad(outputs, w, grad_outputs=torch.ones(3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(3, requires_grad=True)

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made, operand
-from pullback.diagnose.evidence.seed_fixes import edits_of, made_by
-from pullback.diagnose.evidence.seed_roots import called_root, is_simple, pairs
+from pullback.diagnose.evidence.definitions import made, operand
+from pullback.diagnose.evidence.seeds.fixes import edits_of, made_by
+from pullback.diagnose.evidence.seeds.roots import called_root, is_simple, pairs
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -60,7 +60,7 @@ class SeedDevice(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(3, requires_grad=True)
@@ -69,7 +69,7 @@ class SeedDevice(Cause):
         y.backward(seed)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(3, requires_grad=True)

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made, operand
-from pullback.diagnose.evidence.seed_fixes import edits_of, made_by
-from pullback.diagnose.evidence.seed_roots import called_root, is_simple, pairs
+from pullback.diagnose.evidence.definitions import made, operand
+from pullback.diagnose.evidence.seeds.fixes import edits_of, made_by
+from pullback.diagnose.evidence.seeds.roots import called_root, is_simple, pairs
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 from pullback.words import dtype_name
@@ -65,7 +65,7 @@ class SeedDtype(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.randn(8, requires_grad=True)
@@ -74,7 +74,7 @@ class SeedDtype(Cause):
         spectrum.backward(weights)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.randn(8, requires_grad=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.checks.seeds.seed_shape import misshapen
-from pullback.diagnose.evidence.none_definitions import made
-from pullback.diagnose.evidence.seed_fixes import edits_of, matching
-from pullback.diagnose.evidence.seed_roots import called_root
+from pullback.diagnose.evidence.definitions import made
+from pullback.diagnose.evidence.seeds.fixes import edits_of, matching
+from pullback.diagnose.evidence.seeds.roots import called_root
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -49,7 +49,7 @@ class SeedForScalar(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -57,7 +57,7 @@ class SeedForScalar(Cause):
         net(torch.randn(4, 3)).mean().backward(minus)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

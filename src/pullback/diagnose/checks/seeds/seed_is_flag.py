@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.seed_roots import seeds_written
+from pullback.diagnose.evidence.seeds.roots import seeds_written
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -49,7 +49,7 @@ class SeedIsFlag(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -62,7 +62,7 @@ class SeedIsFlag(Cause):
         train(torch.randn(4, 3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

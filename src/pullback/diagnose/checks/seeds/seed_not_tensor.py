@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made
-from pullback.diagnose.evidence.seed_roots import Pair, called_root, is_simple, pairs, seeds_written
+from pullback.diagnose.evidence.definitions import made
+from pullback.diagnose.evidence.seeds.roots import Pair, called_root, is_simple, pairs, seeds_written
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.language import say
 
@@ -90,7 +90,7 @@ class SeedNotTensor(Cause):
         return f"{tensor}.expand({tuple(pair.root.shape)})" if shape.numel() == 1 and not shape else ""
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(3, requires_grad=True)
@@ -99,7 +99,7 @@ class SeedNotTensor(Cause):
         y.backward(weights)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(3, requires_grad=True)

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made
-from pullback.diagnose.evidence.seed_fixes import edits_of, matching
-from pullback.diagnose.evidence.seed_roots import Pair, called_root, pairs, seeds_written
+from pullback.diagnose.evidence.definitions import made
+from pullback.diagnose.evidence.seeds.fixes import edits_of, matching
+from pullback.diagnose.evidence.seeds.roots import Pair, called_root, pairs, seeds_written
 from pullback.diagnose.evidence.transforms import transform_in
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
@@ -74,7 +74,7 @@ class SeedShape(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.randn(2, 5, requires_grad=True)
@@ -83,7 +83,7 @@ class SeedShape(Cause):
         scores.backward(weights)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.randn(2, 5, requires_grad=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from pullback.diagnose.audit import Audit
-from pullback.diagnose.evidence.numbers_functional import Functional, Jacobian, Lost
-from pullback.diagnose.evidence.numbers_functional_check import FunctionalFault
+from pullback.diagnose.evidence.numbers.functional import Functional, Jacobian, Lost
+from pullback.diagnose.evidence.numbers.functional_check import FunctionalFault
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -56,14 +56,14 @@ class BatchedJacobian(FunctionalFault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
         jacobian = torch.autograd.functional.jacobian(net, torch.randn(8, 3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))

@@ -63,7 +63,7 @@ class CheckpointedDropout(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         import torch.utils.checkpoint
 
@@ -73,7 +73,7 @@ class CheckpointedDropout(Fault):
         y.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         import torch.utils.checkpoint
 

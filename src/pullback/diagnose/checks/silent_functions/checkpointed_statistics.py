@@ -87,7 +87,7 @@ class CheckpointedStatistics(Fault):
         self._seen.clear()
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         import torch.utils.checkpoint
 
@@ -96,7 +96,7 @@ class CheckpointedStatistics(Fault):
         torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         import torch.utils.checkpoint
 

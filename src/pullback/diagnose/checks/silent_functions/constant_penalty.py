@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import before, inside_functorch
+from pullback.diagnose.evidence.numbers.find import before, inside_functorch
 from pullback.diagnose.recorders.tape import Call, Value
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -65,7 +65,7 @@ class ConstantPenalty(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         critic = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Softplus(), torch.nn.Linear(4, 1))
@@ -76,7 +76,7 @@ class ConstantPenalty(Fault):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         critic = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Softplus(), torch.nn.Linear(4, 1))

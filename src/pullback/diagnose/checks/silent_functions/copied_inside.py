@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pullback.diagnose.audit import Audit
-from pullback.diagnose.evidence.numbers_functional import Lost
-from pullback.diagnose.evidence.numbers_functional_check import FunctionalFault
+from pullback.diagnose.evidence.numbers.functional import Lost
+from pullback.diagnose.evidence.numbers.functional_check import FunctionalFault
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -38,7 +38,7 @@ class CopiedInside(FunctionalFault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def model(x):
@@ -47,7 +47,7 @@ class CopiedInside(FunctionalFault):
         _, product = torch.autograd.functional.vjp(model, torch.ones(4), torch.ones(4))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def model(x):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.births import watch
+from pullback.diagnose.evidence.numbers.births import watch
 from pullback.diagnose.evidence.source import Source, source_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.graph.values import Place
@@ -71,7 +71,7 @@ class HookEdit(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         first, second = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
@@ -84,7 +84,7 @@ class HookEdit(Fault):
         ((left + right) ** 2).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         first, second = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)

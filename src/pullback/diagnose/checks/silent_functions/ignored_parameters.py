@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from pullback.diagnose.audit import Audit
-from pullback.diagnose.evidence.numbers_functional import Lost
-from pullback.diagnose.evidence.numbers_functional_check import FunctionalFault
+from pullback.diagnose.evidence.numbers.functional import Lost
+from pullback.diagnose.evidence.numbers.functional_check import FunctionalFault
 from pullback.diagnose.values import Diagnosis, Fix, Mark
 from pullback.graph.saved import pieces
 from pullback.language import say
@@ -65,7 +65,7 @@ class IgnoredParameters(FunctionalFault):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
@@ -78,7 +78,7 @@ class IgnoredParameters(FunctionalFault):
         gradients, value = torch.func.grad_and_value(loss)(weights, data)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
@@ -98,6 +98,6 @@ def _storages(tensor: Tensor) -> set[int]:
 
 
 def _unwrapped(tensor: Tensor) -> Tensor | None:
-    from torch._C import _functorch as functorch  # noqa: PLC0415
+    from torch._C import _functorch as functorch
 
     return functorch.get_unwrapped(tensor) if functorch.is_functorch_wrapped_tensor(tensor) else None

@@ -62,7 +62,7 @@ class LostTangent(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         import torch.autograd.forward_ad as forward
 
@@ -72,7 +72,7 @@ class LostTangent(Fault):
             tangent = forward.unpack_dual(y).tangent
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         import torch.autograd.forward_ad as forward
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pullback.diagnose.audit import Audit
-from pullback.diagnose.evidence.numbers_functional import Lost
-from pullback.diagnose.evidence.numbers_functional_check import FunctionalFault
+from pullback.diagnose.evidence.numbers.functional import Lost
+from pullback.diagnose.evidence.numbers.functional_check import FunctionalFault
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -39,7 +39,7 @@ class NoGradInside(FunctionalFault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def energy(x):
@@ -50,7 +50,7 @@ class NoGradInside(FunctionalFault):
         force = torch.func.grad(energy)(torch.ones(3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def energy(x):

@@ -10,7 +10,7 @@ from torch.autograd.function import BackwardCFunction
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers_custom import custom_nodes, name_of
+from pullback.diagnose.evidence.numbers.custom import custom_nodes, name_of
 from pullback.diagnose.evidence.source import source_of
 from pullback.diagnose.values import Diagnosis, Fix, Mark
 from pullback.graph.values import Place
@@ -72,7 +72,7 @@ class OutputOnCtx(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Exponential(torch.autograd.Function):
@@ -88,7 +88,7 @@ class OutputOnCtx(Fault):
         Exponential.apply(torch.randn(3, requires_grad=True)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Exponential(torch.autograd.Function):

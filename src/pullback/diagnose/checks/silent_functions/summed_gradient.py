@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pullback.diagnose.audit import Audit
-from pullback.diagnose.evidence.numbers_custom import argument, is_tensor, name_of, needed
-from pullback.diagnose.evidence.numbers_custom_check import CustomFault, marks_at_return, shown
+from pullback.diagnose.evidence.numbers.custom import argument, is_tensor, name_of, needed
+from pullback.diagnose.evidence.numbers.custom_check import CustomFault, marks_at_return, shown
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -43,7 +43,7 @@ class SummedGradient(CustomFault):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Energy(torch.autograd.Function):
@@ -61,7 +61,7 @@ class SummedGradient(CustomFault):
         Energy.apply(weight, torch.randn(5, 3)).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Energy(torch.autograd.Function):

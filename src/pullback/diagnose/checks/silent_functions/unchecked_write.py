@@ -8,7 +8,7 @@ from torch.autograd.graph import Node
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.numbers import inside_functorch, mark_of
+from pullback.diagnose.evidence.numbers.find import inside_functorch, mark_of
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Diagnosis, Fix, Mark
 from pullback.graph.saved import kept_by, pieces
@@ -96,7 +96,7 @@ class UncheckedWrite(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.randn(3, requires_grad=True)
@@ -107,7 +107,7 @@ class UncheckedWrite(Fault):
         y.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.randn(3, requires_grad=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers import SAME
-from pullback.diagnose.evidence.numbers_custom import custom_nodes, name_of
+from pullback.diagnose.evidence.numbers.custom import custom_nodes, name_of
+from pullback.diagnose.evidence.numbers.find import SAME
 from pullback.diagnose.recorders.tape import Call, Value
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -74,7 +74,7 @@ class UndeclaredWrite(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Clip(torch.autograd.Function):
@@ -91,7 +91,7 @@ class UndeclaredWrite(Fault):
         (Clip.apply(h, 0.5) + h**2).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Clip(torch.autograd.Function):

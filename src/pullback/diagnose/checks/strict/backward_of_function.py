@@ -110,7 +110,7 @@ class BackwardOfFunction(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Scaled(torch.autograd.Function):
@@ -128,7 +128,7 @@ class BackwardOfFunction(Fault):
         Scaled.apply(a).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Scaled(torch.autograd.Function):

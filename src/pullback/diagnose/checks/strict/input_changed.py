@@ -97,7 +97,7 @@ class InputChanged(Fault):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Clipped(torch.autograd.Function):
@@ -115,7 +115,7 @@ class InputChanged(Fault):
         (Clipped.apply(hidden) + hidden).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Clipped(torch.autograd.Function):

@@ -114,7 +114,7 @@ class SavedTensorChanged(Fault):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         a = torch.tensor([3.0], requires_grad=True)
@@ -125,7 +125,7 @@ class SavedTensorChanged(Fault):
         print(a.grad)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         a = torch.tensor([3.0], requires_grad=True)

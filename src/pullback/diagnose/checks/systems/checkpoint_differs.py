@@ -6,8 +6,8 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_checkpoints import checkpoints, marks_of, narrowed, recomputed
-from pullback.diagnose.evidence.function_classes import Method, method_behind
+from pullback.diagnose.evidence.functions.checkpoints import checkpoints, marks_of, narrowed, recomputed
+from pullback.diagnose.evidence.functions.classes import Method, method_behind
 from pullback.diagnose.values import Diagnosis, Fix, Mark
 from pullback.language import say
 
@@ -68,7 +68,7 @@ class CheckpointDiffers(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         from torch.utils.checkpoint import checkpoint
 
@@ -83,7 +83,7 @@ class CheckpointDiffers(Cause):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         from torch.utils.checkpoint import checkpoint
 

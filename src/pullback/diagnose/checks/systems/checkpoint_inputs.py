@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_checkpoints import (
+from pullback.diagnose.evidence.functions.checkpoints import (
     checkpoints,
     marks_of,
     narrowed,
@@ -51,7 +51,7 @@ class CheckpointInputs(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         from torch.utils.checkpoint import checkpoint
 
@@ -67,7 +67,7 @@ class CheckpointInputs(Cause):
         net(x).backward(inputs=[x])
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         from torch.utils.checkpoint import checkpoint
 

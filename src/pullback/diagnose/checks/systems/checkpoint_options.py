@@ -7,7 +7,7 @@ import ast
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.frames import frames_of
-from pullback.diagnose.evidence.function_checkpoints import marks_of, non_reentrant
+from pullback.diagnose.evidence.functions.checkpoints import marks_of, non_reentrant
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -46,7 +46,7 @@ class CheckpointOptions(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
         from torch.utils.checkpoint import checkpoint
 
@@ -57,7 +57,7 @@ class CheckpointOptions(Cause):
         checkpoint(block, x, power=3, use_reentrant=True).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
         from torch.utils.checkpoint import checkpoint
 

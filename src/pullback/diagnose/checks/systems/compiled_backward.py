@@ -8,7 +8,7 @@ import re
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.checks.systems.compiled_twice import compilations
-from pullback.diagnose.evidence.function_edits import Rewrite
+from pullback.diagnose.evidence.functions.edits import Rewrite
 from pullback.diagnose.evidence.source import source_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.graph.recording.userfiles import user_files
@@ -75,7 +75,7 @@ class CompiledBackward(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -89,7 +89,7 @@ class CompiledBackward(Cause):
         train(torch.randn(4, 3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

@@ -6,8 +6,8 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_edits import Rewrite
-from pullback.diagnose.evidence.function_hooks import calls_of, sources
+from pullback.diagnose.evidence.functions.edits import Rewrite
+from pullback.diagnose.evidence.functions.hooks import calls_of, sources
 from pullback.diagnose.evidence.source import Source
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.graph.recording.userfiles import user_files
@@ -58,7 +58,7 @@ class CompiledTwice(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         @torch.compile(backend="aot_eager")
@@ -70,7 +70,7 @@ class CompiledTwice(Cause):
         force.pow(2).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def energy(x):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_edits import Rewrite
-from pullback.diagnose.evidence.function_parallel import constructions, marks_of
+from pullback.diagnose.evidence.functions.edits import Rewrite
+from pullback.diagnose.evidence.functions.parallel import constructions, marks_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -43,7 +43,7 @@ class GraphChanged(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import tempfile
 
         import torch
@@ -67,7 +67,7 @@ class GraphChanged(Cause):
             net(torch.randn(2, 4)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import tempfile
 
         import torch

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_edits import Rewrite
-from pullback.diagnose.evidence.function_hooks import sources
-from pullback.diagnose.evidence.function_scaler import optimizer_of, parameters_of
+from pullback.diagnose.evidence.functions.edits import Rewrite
+from pullback.diagnose.evidence.functions.hooks import sources
+from pullback.diagnose.evidence.functions.scaler import optimizer_of, parameters_of
 from pullback.diagnose.evidence.source import Source
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark, Subject
 from pullback.graph.recording.userfiles import user_files
@@ -68,7 +68,7 @@ class HalfGradients(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1).half()
@@ -80,7 +80,7 @@ class HalfGradients(Cause):
         scaler.update()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

@@ -7,7 +7,7 @@ from torch import nn
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.frames import frames_of
-from pullback.diagnose.evidence.function_hooks import calls_of
+from pullback.diagnose.evidence.functions.hooks import calls_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.graph.frames import variables
 from pullback.graph.values import Place
@@ -62,7 +62,7 @@ class NothingToTrain(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import tempfile
 
         import torch
@@ -81,7 +81,7 @@ class NothingToTrain(Cause):
         distributed.destroy_process_group()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import tempfile
 
         import torch

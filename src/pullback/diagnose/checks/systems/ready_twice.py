@@ -7,9 +7,9 @@ import re
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.frames import frames_of
-from pullback.diagnose.evidence.function_checkpoints import checkpoints, non_reentrant, reentrant
-from pullback.diagnose.evidence.function_checkpoints import marks_of as checkpoint_marks
-from pullback.diagnose.evidence.function_parallel import constructions, marks_of, with_option, wrapped
+from pullback.diagnose.evidence.functions.checkpoints import checkpoints, non_reentrant, reentrant
+from pullback.diagnose.evidence.functions.checkpoints import marks_of as checkpoint_marks
+from pullback.diagnose.evidence.functions.parallel import constructions, marks_of, with_option, wrapped
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -68,7 +68,7 @@ class ReadyTwice(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import tempfile
 
         import torch
@@ -92,7 +92,7 @@ class ReadyTwice(Cause):
         net(torch.randn(2, 4, requires_grad=True)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import tempfile
 
         import torch

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_scaler import earlier, optimizer_of, parameters_of, within
+from pullback.diagnose.evidence.functions.scaler import earlier, optimizer_of, parameters_of, within
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -55,7 +55,7 @@ class ScalerSawNothing(Cause):
         return self.found(cause, marks, Fix(fix, "scaler.scale(loss).backward()", (), "medium"))
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -69,7 +69,7 @@ class ScalerSawNothing(Cause):
         scaler.update()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

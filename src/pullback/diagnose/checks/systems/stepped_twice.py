@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_scaler import earlier, within
+from pullback.diagnose.evidence.functions.scaler import earlier, within
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -48,7 +48,7 @@ class SteppedTwice(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -61,7 +61,7 @@ class SteppedTwice(Cause):
             scaler.step(optimizer)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

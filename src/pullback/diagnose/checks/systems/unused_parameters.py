@@ -6,7 +6,7 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.function_parallel import constructions, marks_of, with_option, wrapped
+from pullback.diagnose.evidence.functions.parallel import constructions, marks_of, with_option, wrapped
 from pullback.diagnose.values import Diagnosis, Fix, Subject
 from pullback.language import say
 
@@ -61,7 +61,7 @@ class UnusedParameters(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import tempfile
 
         import torch
@@ -87,7 +87,7 @@ class UnusedParameters(Cause):
             main.mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import tempfile
 
         import torch

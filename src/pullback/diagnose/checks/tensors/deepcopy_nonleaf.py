@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import mark_node
-from pullback.diagnose.evidence.none_parameters import sources_of
+from pullback.diagnose.evidence.absent.parameters import sources_of
+from pullback.diagnose.evidence.definitions import mark_node
 from pullback.diagnose.evidence.source import Source
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -78,7 +78,7 @@ class DeepcopyNonleaf(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import copy
 
         import torch
@@ -98,7 +98,7 @@ class DeepcopyNonleaf(Cause):
         assert twin
 
     @staticmethod
-    def good() -> None:
+    def good():
         import copy
 
         import torch

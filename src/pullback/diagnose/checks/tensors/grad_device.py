@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_assigned import assigned, fix_of, like, marks_of
+from pullback.diagnose.evidence.absent.assigned import assigned, fix_of, like, marks_of
 from pullback.diagnose.values import Diagnosis
 from pullback.language import say
 
@@ -45,14 +45,14 @@ class GradDevice(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         layer = torch.nn.Linear(3, 2)
         layer.bias.grad = torch.zeros(2, device="meta")
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         layer = torch.nn.Linear(3, 2)

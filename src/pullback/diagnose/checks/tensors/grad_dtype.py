@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_assigned import assigned, fix_of, marks_of
+from pullback.diagnose.evidence.absent.assigned import assigned, fix_of, marks_of
 from pullback.diagnose.values import Diagnosis
 from pullback.language import say
 from pullback.words import dtype_name
@@ -43,14 +43,14 @@ class GradDtype(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         layer = torch.nn.Linear(3, 2).double()
         layer.bias.grad = torch.ones(2) * 0.5
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         layer = torch.nn.Linear(3, 2).double()

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_assigned import assigned, fix_of, like, marks_of
+from pullback.diagnose.evidence.absent.assigned import assigned, fix_of, like, marks_of
 from pullback.diagnose.values import Diagnosis
 from pullback.language import say
 
@@ -42,7 +42,7 @@ class GradSize(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         layer = torch.nn.Linear(3, 2)
@@ -50,7 +50,7 @@ class GradSize(Cause):
         layer.weight.grad = flat
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         layer = torch.nn.Linear(3, 2)

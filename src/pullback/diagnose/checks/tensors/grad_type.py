@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_assigned import assigned, fix_of, marks_of
+from pullback.diagnose.evidence.absent.assigned import assigned, fix_of, marks_of
 from pullback.diagnose.values import Diagnosis
 from pullback.language import say
 
@@ -40,14 +40,14 @@ class GradType(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         weight = torch.nn.Parameter(torch.randn(2))
         weight.grad = 0  # type: ignore[assignment]
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         weight = torch.nn.Parameter(torch.randn(2))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import definitions
+from pullback.diagnose.evidence.definitions import definitions
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 from pullback.words import dtype_name
@@ -61,7 +61,7 @@ class InPlaceDtype(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.ones(2, requires_grad=True)
@@ -70,7 +70,7 @@ class InPlaceDtype(Cause):
             total += w * 0.5
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.ones(2, requires_grad=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_inference import (
+from pullback.diagnose.evidence.absent.inference import (
     Block,
     around,
     block_of,
@@ -61,7 +61,7 @@ class InferenceGradient(Cause):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -71,7 +71,7 @@ class InferenceGradient(Cause):
         torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_inference import (
+from pullback.diagnose.evidence.absent.inference import (
     block_of,
     fix_of,
     inference_operands,
@@ -51,7 +51,7 @@ class InferenceInPlace(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         @torch.inference_mode()
@@ -62,7 +62,7 @@ class InferenceInPlace(Cause):
         state[0] = 1.0
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         @torch.no_grad()

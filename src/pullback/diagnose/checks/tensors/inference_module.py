@@ -6,9 +6,9 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.absent.inference import Block, around, block_of, fix_of, inference_modules
+from pullback.diagnose.evidence.definitions import Scene, followed
 from pullback.diagnose.evidence.frames import Frame
-from pullback.diagnose.evidence.none_definitions import Scene, followed
-from pullback.diagnose.evidence.none_inference import Block, around, block_of, fix_of, inference_modules
 from pullback.diagnose.values import Diagnosis
 from pullback.language import say
 
@@ -55,7 +55,7 @@ class InferenceModule(Cause):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         @torch.inference_mode()
@@ -67,7 +67,7 @@ class InferenceModule(Cause):
         model(torch.randn(3, 2)).sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def build() -> torch.nn.Module:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_inference import block_of, fix_of, inference_operands
+from pullback.diagnose.evidence.absent.inference import block_of, fix_of, inference_operands
 from pullback.diagnose.values import Diagnosis
 from pullback.language import say
 
@@ -50,7 +50,7 @@ class InferenceRequiresGrad(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         encoder = torch.nn.Linear(4, 2)
@@ -60,7 +60,7 @@ class InferenceRequiresGrad(Cause):
         assert prompt.requires_grad
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         encoder = torch.nn.Linear(4, 2)

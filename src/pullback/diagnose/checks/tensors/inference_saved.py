@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.absent.inference import around, block_of, fix_of, inference_operands
+from pullback.diagnose.evidence.definitions import definitions
 from pullback.diagnose.evidence.frames import Frame, frames_of
-from pullback.diagnose.evidence.none_definitions import definitions
-from pullback.diagnose.evidence.none_inference import around, block_of, fix_of, inference_operands
 from pullback.diagnose.values import Diagnosis
 from pullback.graph.frames import variables
 from pullback.language import say
@@ -81,7 +81,7 @@ class InferenceSaved(Cause):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         backbone, head = torch.nn.Linear(4, 3), torch.nn.Linear(3, 1)
@@ -90,7 +90,7 @@ class InferenceSaved(Cause):
         head(features).square().mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         backbone, head = torch.nn.Linear(4, 3), torch.nn.Linear(3, 1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import called, definitions, keyword_of
+from pullback.diagnose.evidence.definitions import called, definitions, keyword_of
 from pullback.diagnose.evidence.transforms import transform_in
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -71,14 +71,14 @@ class IntegerGrad(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         counts = torch.arange(4).reshape(2, 2)
         counts.requires_grad_()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         counts = torch.arange(4.0).reshape(2, 2)

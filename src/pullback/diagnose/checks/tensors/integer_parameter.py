@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import called, made, operand
+from pullback.diagnose.evidence.definitions import called, made, operand
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 from pullback.words import dtype_name
@@ -54,7 +54,7 @@ class IntegerParameter(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         class Bias(torch.nn.Module):
@@ -65,7 +65,7 @@ class IntegerParameter(Cause):
         Bias()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         class Bias(torch.nn.Module):

@@ -43,7 +43,7 @@ class ModeWithoutCall(Cause):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.ones(2, requires_grad=True)
@@ -51,7 +51,7 @@ class ModeWithoutCall(Cause):
             w.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.ones(2, requires_grad=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import called, made, operand
+from pullback.diagnose.evidence.definitions import called, made, operand
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -60,7 +60,7 @@ class NonleafFlag(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 2)
@@ -68,7 +68,7 @@ class NonleafFlag(Cause):
         hidden.requires_grad_(False)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 2)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import called, made, operand
+from pullback.diagnose.evidence.definitions import called, made, operand
 from pullback.diagnose.values import Confidence, Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -99,7 +99,7 @@ class NumpyFunction(Cause):
         return isinstance(thing, ModuleType) and thing.__name__.partition(".")[0] == "numpy"
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import numpy as np
         import torch
 
@@ -108,7 +108,7 @@ class NumpyFunction(Cause):
         penalty.sum().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.rand(3, requires_grad=True)

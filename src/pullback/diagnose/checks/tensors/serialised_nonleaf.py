@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made, operand
+from pullback.diagnose.evidence.definitions import made, operand
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -61,7 +61,7 @@ class SerialisedNonleaf(Cause):
         return alone[0] if len(alone) == 1 and len(call.args) == 1 else None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         from multiprocessing.reduction import ForkingPickler
 
         import torch
@@ -71,7 +71,7 @@ class SerialisedNonleaf(Cause):
         ForkingPickler.dumps(batch)
 
     @staticmethod
-    def good() -> None:
+    def good():
         from multiprocessing.reduction import ForkingPickler
 
         import torch

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.clipping import NORMS, clipped, clipping_now
-from pullback.diagnose.evidence.training import scaler_of
+from pullback.diagnose.evidence.training.clipping import NORMS, clipped, clipping_now
+from pullback.diagnose.evidence.training.loop import scaler_of
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Edit, Fix
 from pullback.language import say
@@ -78,7 +78,7 @@ class ClippedNonfinite(Fault):
         return (source.replaced(value, f"{text[:-1].rstrip().rstrip(',')}, error_if_nonfinite=True)"),)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         scale = torch.zeros(1, requires_grad=True)
@@ -88,7 +88,7 @@ class ClippedNonfinite(Fault):
         torch.nn.utils.clip_grad_norm_([scale, weight], max_norm=1.0)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         scale = torch.ones(1, requires_grad=True)

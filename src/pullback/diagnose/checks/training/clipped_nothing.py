@@ -7,7 +7,7 @@ import ast
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.source import source_of
-from pullback.diagnose.evidence.training import assignments, calls_named
+from pullback.diagnose.evidence.training.loop import assignments, calls_named
 from pullback.diagnose.values import Edit, Fix, Mark
 from pullback.language import say
 
@@ -59,7 +59,7 @@ class ClippedNothing(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -70,7 +70,7 @@ class ClippedNothing(Fault):
         optimizer.step()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

@@ -9,8 +9,8 @@ from torch.amp.grad_scaler import OptState
 
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.clipping import NORMS, clipped, clipping_now
-from pullback.diagnose.evidence.training import Key, before, key_of, optimizer_name, scaler_of
+from pullback.diagnose.evidence.training.clipping import NORMS, clipped, clipping_now
+from pullback.diagnose.evidence.training.loop import Key, before, key_of, optimizer_name, scaler_of
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Fix
 from pullback.language import say
@@ -71,7 +71,7 @@ class ClippedScaled(Fault):
             return
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -85,7 +85,7 @@ class ClippedScaled(Fault):
             scaler.update()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

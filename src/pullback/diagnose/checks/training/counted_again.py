@@ -7,7 +7,7 @@ import ast
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training import assignments, key_of, own_line, root_numbers
+from pullback.diagnose.evidence.training.loop import assignments, key_of, own_line, root_numbers
 from pullback.diagnose.values import Edit, Fix
 from pullback.language import say
 
@@ -99,7 +99,7 @@ class CountedAgain(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -109,7 +109,7 @@ class CountedAgain(Fault):
             total.backward(retain_graph=True)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

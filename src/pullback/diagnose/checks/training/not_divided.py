@@ -10,7 +10,7 @@ from torch import Tensor
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training import Key, key_of, loop_around
+from pullback.diagnose.evidence.training.loop import Key, key_of, loop_around
 from pullback.diagnose.values import Edit, Fix
 from pullback.language import say
 
@@ -80,7 +80,8 @@ class NotDivided(Fault):
     @staticmethod
     def _parts(spot: Spot) -> Iterator[str]:
         """How many parts there are, as the source says it: ``chunk(4)``, or ``if (i + 1) % k == 0: "
-        "optimizer.step()``."""
+        "optimizer.step()``.
+        """
         statement, source = spot.statement, spot.source
         loop = loop_around(source, statement) if statement is not None else None
         if loop is None:
@@ -101,7 +102,7 @@ class NotDivided(Fault):
                     yield source.text(part.right)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -114,7 +115,7 @@ class NotDivided(Fault):
                 optimizer.zero_grad()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from pullback.diagnose.audit import Audit, Backward, Step
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training import after, before, in_optimizers, key_of, loop_around, optimizer_name
+from pullback.diagnose.evidence.training.loop import after, before, in_optimizers, key_of, loop_around, optimizer_name
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -148,7 +148,7 @@ class NotZeroed(Fault):
                 self._used[id(parameter)] = ref(parameter), ref(parameter.grad), parameter.grad._version
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -159,7 +159,7 @@ class NotZeroed(Fault):
             optimizer.step()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training import after, scaler_of
+from pullback.diagnose.evidence.training.loop import after, scaler_of
 from pullback.diagnose.values import Edit, Fix
 from pullback.language import say
 
@@ -83,7 +83,7 @@ class PenaltyScaled(Fault):
         return ()
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -94,7 +94,7 @@ class PenaltyScaled(Fault):
         scaler.scale(loss + penalty).backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

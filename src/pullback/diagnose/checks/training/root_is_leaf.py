@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training import assignments, in_optimizers
+from pullback.diagnose.evidence.training.loop import assignments, in_optimizers
 from pullback.diagnose.values import Edit, Fix, Subject
 from pullback.language import say
 
@@ -131,7 +131,7 @@ class RootIsLeaf(Fault):
         return ()
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -144,7 +144,7 @@ class RootIsLeaf(Fault):
             optimizer.step()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training import own_line, root_numbers
+from pullback.diagnose.evidence.training.loop import own_line, root_numbers
 from pullback.diagnose.values import Edit, Fix
 from pullback.language import say
 
@@ -57,7 +57,7 @@ class SameGraphTwice(Fault):
                 self._roots[backward.record.thread, number] = backward.spot
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.zeros(2, 2, requires_grad=True)
@@ -66,7 +66,7 @@ class SameGraphTwice(Fault):
         loss.backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.zeros(2, 2, requires_grad=True)

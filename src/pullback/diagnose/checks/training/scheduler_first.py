@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.training import scaler_of
+from pullback.diagnose.evidence.training.loop import scaler_of
 from pullback.diagnose.values import Fix, Mark
 from pullback.language import say
 
@@ -37,7 +37,7 @@ class SchedulerFirst(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -50,7 +50,7 @@ class SchedulerFirst(Fault):
             optimizer.step()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

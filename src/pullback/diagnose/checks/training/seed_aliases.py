@@ -11,7 +11,7 @@ from torch import Tensor
 from pullback.diagnose.audit import Audit, Backward, Step
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training import Key, key_of
+from pullback.diagnose.evidence.training.loop import Key, key_of
 from pullback.diagnose.values import Edit, Fix
 from pullback.language import say
 
@@ -53,7 +53,7 @@ class SeedAliases(Fault):
         if known not in self._given:  # the source is read once for each line
             self._given[known] = backward.spot.node
         node = self._given[known]
-        if not isinstance(node, ast.Call) or not node.args and not node.keywords or not backward.record.accumulates:
+        if not isinstance(node, ast.Call) or (not node.args and not node.keywords) or not backward.record.accumulates:
             return
         seeds = [each for each in backward.seeds if isinstance(each, Tensor) and each.numel()]
         places = {where: each for each in seeds if (where := _memory(each))}
@@ -128,7 +128,7 @@ class SeedAliases(Fault):
         return (spot.source.replaced(given, f"{spot.source.text(given)}.clone()"),)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         w = torch.zeros(2, 3, requires_grad=True)
@@ -137,7 +137,7 @@ class SeedAliases(Fault):
         w.grad.div_(2)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         w = torch.zeros(2, 3, requires_grad=True)

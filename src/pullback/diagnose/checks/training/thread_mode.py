@@ -42,7 +42,7 @@ class ThreadMode(Fault):
             )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import threading
 
         import torch
@@ -58,7 +58,7 @@ class ThreadMode(Fault):
         thread.join()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import threading
 
         import torch

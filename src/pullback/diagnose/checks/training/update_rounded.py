@@ -96,7 +96,7 @@ class UpdateRounded(Fault):
             )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 4).bfloat16()
@@ -109,7 +109,7 @@ class UpdateRounded(Fault):
             optimizer.step()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 4).bfloat16()

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from pullback.diagnose.audit import Audit, Backward, Step
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training import own_line
+from pullback.diagnose.evidence.training.loop import own_line
 from pullback.diagnose.values import Edit, Fix
 from pullback.language import say
 
@@ -119,7 +119,7 @@ class ZeroedLate(Fault):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(4, 1)
@@ -131,7 +131,7 @@ class ZeroedLate(Fault):
             optimizer.step()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(4, 1)

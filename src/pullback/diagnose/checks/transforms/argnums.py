@@ -57,13 +57,13 @@ class Argnums(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         torch.func.jacrev(torch.sin, argnums=1)(torch.zeros(2))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         torch.func.jacrev(torch.sin, argnums=0)(torch.zeros(2))

@@ -48,13 +48,13 @@ class Auxiliary(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         torch.func.grad(lambda x: x.exp().sum(), has_aux=True)(torch.zeros(2))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         torch.func.grad(lambda x: (x.exp().sum(), x), has_aux=True)(torch.zeros(2))

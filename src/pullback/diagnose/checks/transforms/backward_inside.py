@@ -60,7 +60,7 @@ class BackwardInside(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def energy(position):
@@ -71,7 +71,7 @@ class BackwardInside(Cause):
         torch.func.grad(energy)(torch.ones(2, requires_grad=True))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def energy(position):

@@ -57,7 +57,7 @@ class BatchSizes(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def through(weight, row):
@@ -66,7 +66,7 @@ class BatchSizes(Cause):
         torch.vmap(through)(torch.ones(2, 3), torch.ones(5, 3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def through(weight, row):

@@ -52,7 +52,7 @@ class CapturedWritten(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         bias = torch.zeros(3)
@@ -65,7 +65,7 @@ class CapturedWritten(Cause):
         torch.func.grad(loss)(torch.ones(3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         bias = torch.zeros(3)

@@ -65,7 +65,7 @@ class CotangentShape(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         matrix = torch.ones(4, 2)
@@ -73,7 +73,7 @@ class CotangentShape(Cause):
         pull(torch.ones(2))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         matrix = torch.ones(4, 2)

@@ -45,7 +45,7 @@ class CotangentStructure(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def polar(z):
@@ -55,7 +55,7 @@ class CotangentStructure(Cause):
         pull(torch.tensor(1.0), torch.zeros(2))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def polar(z):

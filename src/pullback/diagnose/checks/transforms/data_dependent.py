@@ -62,7 +62,7 @@ class DataDependent(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def clipped(v):
@@ -73,7 +73,7 @@ class DataDependent(Cause):
         torch.vmap(clipped)(torch.randn(4, 3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def clipped(v):

@@ -55,14 +55,14 @@ class FunctionalInputs(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         points = [torch.zeros(2), torch.ones(2)]
         torch.autograd.functional.jacobian(lambda a, b: a * b, points)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         points = (torch.zeros(2), torch.ones(2))

@@ -44,13 +44,13 @@ class FunctionalOptions(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         torch.autograd.functional.jacobian(torch.sin, torch.zeros(2), strategy="forward-mode")
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         torch.autograd.functional.jacobian(torch.sin, torch.zeros(2), vectorize=True, strategy="forward-mode")

@@ -47,7 +47,7 @@ class GradInsideVmap(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def slope(x):
@@ -56,7 +56,7 @@ class GradInsideVmap(Cause):
         torch.vmap(slope)(torch.zeros(4, requires_grad=True))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         torch.vmap(torch.func.grad(torch.sin))(torch.zeros(4))

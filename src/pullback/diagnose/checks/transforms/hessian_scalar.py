@@ -54,7 +54,7 @@ class HessianScalar(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def energies(q):
@@ -63,7 +63,7 @@ class HessianScalar(Cause):
         torch.autograd.functional.hessian(energies, torch.ones(2))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def energies(q):

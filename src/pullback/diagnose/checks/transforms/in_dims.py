@@ -64,7 +64,7 @@ class InDims(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def scaled(row, factor):
@@ -73,7 +73,7 @@ class InDims(Cause):
         torch.vmap(scaled)(torch.ones(4, 3), 2.5)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def scaled(row, factor):

@@ -74,7 +74,7 @@ class IntegerArgument(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def picked(labels, scores):
@@ -83,7 +83,7 @@ class IntegerArgument(Cause):
         torch.func.grad(picked)(torch.tensor([[0], [2]]), torch.randn(2, 3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def picked(labels, scores):

@@ -60,7 +60,7 @@ class JvpTuples(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         speed = torch.ones(2)
@@ -68,7 +68,7 @@ class JvpTuples(Cause):
         torch.func.jvp(torch.cos, where, speed)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         speed = torch.ones(2)

@@ -62,7 +62,7 @@ class NoTensorReturned(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def loss(w):
@@ -73,7 +73,7 @@ class NoTensorReturned(Cause):
         torch.func.grad(loss)(torch.zeros(3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def loss(w):

@@ -55,7 +55,7 @@ class OutDims(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def total(row):
@@ -64,7 +64,7 @@ class OutDims(Cause):
         torch.vmap(total, out_dims=1)(torch.ones(4, 3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def total(row):

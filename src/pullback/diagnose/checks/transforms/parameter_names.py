@@ -75,7 +75,8 @@ class ParameterNames(Cause):
         ):
             inner = inner.args[0]
         if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr == "parameters":
-            assert case.site is not None and argument is not None
+            assert case.site is not None
+            assert argument is not None
             text = f"dict({case.text(inner.func.value)}.named_parameters())"
             edits = (case.site.source.replaced(argument, text),)
         return self.found(
@@ -92,7 +93,7 @@ class ParameterNames(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
@@ -100,7 +101,7 @@ class ParameterNames(Cause):
         torch.func.functional_call(net, new, torch.ones(1, 3), strict=True)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())

@@ -56,7 +56,7 @@ class Randomness(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def noisy(row):
@@ -65,7 +65,7 @@ class Randomness(Cause):
         torch.vmap(noisy)(torch.ones(4, 3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def noisy(row):

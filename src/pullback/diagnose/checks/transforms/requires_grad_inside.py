@@ -53,7 +53,7 @@ class RequiresGradInside(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def shifted(x):
@@ -64,7 +64,7 @@ class RequiresGradInside(Cause):
         torch.func.grad(shifted)(torch.ones(2))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def shifted(x, offset):

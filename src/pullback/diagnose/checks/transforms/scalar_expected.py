@@ -52,7 +52,7 @@ class ScalarExpected(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def residual(w):
@@ -61,7 +61,7 @@ class ScalarExpected(Cause):
         torch.func.grad(residual)(torch.zeros(2))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def residual(w):

@@ -64,7 +64,7 @@ class StrictIndependent(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def normalised(x):
@@ -74,7 +74,7 @@ class StrictIndependent(Cause):
         torch.autograd.functional.jacobian(normalised, torch.ones(2), strict=True)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def normalised(x):

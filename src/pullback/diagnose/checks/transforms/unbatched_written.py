@@ -58,7 +58,7 @@ class UnbatchedWritten(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         def doubled(row):
@@ -69,7 +69,7 @@ class UnbatchedWritten(Cause):
         torch.vmap(doubled)(torch.ones(4, 3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         def doubled(row):

@@ -57,13 +57,13 @@ class VectorMissing(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         torch.autograd.functional.jvp(torch.exp, torch.zeros(3))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         torch.autograd.functional.jvp(torch.exp, torch.zeros(3), torch.ones(3))

@@ -55,14 +55,14 @@ class VectorShape(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         matrix = torch.ones(4, 2)
         torch.autograd.functional.vjp(lambda x: matrix @ x, torch.zeros(2), torch.ones(2))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         matrix = torch.ones(4, 2)

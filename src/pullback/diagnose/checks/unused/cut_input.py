@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_inputs import unused_input
+from pullback.diagnose.evidence.absent.inputs import unused_input
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
@@ -58,7 +58,7 @@ class CutInput(Cause):
         return None
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
@@ -68,7 +68,7 @@ class CutInput(Cause):
         torch.autograd.grad(y, [w, x])
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)

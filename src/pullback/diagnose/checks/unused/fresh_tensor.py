@@ -6,9 +6,9 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import definitions, made
-from pullback.diagnose.evidence.none_inputs import Unused, unused_input
-from pullback.diagnose.evidence.seed_roots import is_simple
+from pullback.diagnose.evidence.absent.inputs import Unused, unused_input
+from pullback.diagnose.evidence.definitions import definitions, made
+from pullback.diagnose.evidence.seeds.roots import is_simple
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -74,7 +74,7 @@ class FreshTensor(Cause):
         return text, (source.replaced(case.call, text),)
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.randn(2, 3, requires_grad=True)
@@ -84,7 +84,7 @@ class FreshTensor(Cause):
         assert force.shape == (6,)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.randn(2, 3, requires_grad=True)

@@ -6,8 +6,8 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import Scene, called, definitions, mark_node, own_statements
-from pullback.diagnose.evidence.none_inputs import root_line, switched_on, unused_input
+from pullback.diagnose.evidence.absent.inputs import root_line, switched_on, unused_input
+from pullback.diagnose.evidence.definitions import Scene, called, definitions, mark_node, own_statements
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.language import say
 
@@ -100,7 +100,7 @@ class GradAfterForward(Cause):
         return ()
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         points = torch.rand(5, 2)
@@ -111,7 +111,7 @@ class GradAfterForward(Cause):
         assert slope.shape == (5, 2)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         points = torch.rand(5, 2)

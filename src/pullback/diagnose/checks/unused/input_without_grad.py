@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import definitions
+from pullback.diagnose.evidence.definitions import definitions
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -65,7 +65,7 @@ class InputWithoutGrad(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(2, 1)
@@ -74,7 +74,7 @@ class InputWithoutGrad(Cause):
         torch.autograd.grad(u.sum(), t, create_graph=True)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(2, 1)

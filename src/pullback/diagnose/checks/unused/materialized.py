@@ -38,7 +38,7 @@ class Materialized(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         a = torch.randn(3, requires_grad=True)
@@ -46,7 +46,7 @@ class Materialized(Cause):
         torch.autograd.grad(y, [a], materialize_grads=True, allow_unused=False)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         a = torch.randn(3, requires_grad=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import Scene, mark_node
-from pullback.diagnose.evidence.none_values import cleared, last_pass, none_gradient, reached, root_alive
+from pullback.diagnose.evidence.absent.values import cleared, last_pass, none_gradient, reached, root_alive
+from pullback.diagnose.evidence.definitions import Scene, mark_node
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -64,7 +64,7 @@ class NoneAfterClearing(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -77,7 +77,7 @@ class NoneAfterClearing(Cause):
         assert size
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

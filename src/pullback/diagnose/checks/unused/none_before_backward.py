@@ -6,8 +6,8 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import called, made
-from pullback.diagnose.evidence.none_values import last_pass, none_gradient
+from pullback.diagnose.evidence.absent.values import last_pass, none_gradient
+from pullback.diagnose.evidence.definitions import called, made
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -65,7 +65,7 @@ class NoneBeforeBackward(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.Linear(3, 1)
@@ -75,7 +75,7 @@ class NoneBeforeBackward(Cause):
             net(torch.randn(4, 3)).square().mean().backward()
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.Linear(3, 1)

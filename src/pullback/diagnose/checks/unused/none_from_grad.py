@@ -6,8 +6,8 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import keyword_of
-from pullback.diagnose.evidence.none_values import none_gradient
+from pullback.diagnose.evidence.absent.values import none_gradient
+from pullback.diagnose.evidence.definitions import keyword_of
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -56,7 +56,7 @@ class NoneFromGrad(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x, shift = torch.randn(3, requires_grad=True), torch.zeros(3, requires_grad=True)
@@ -65,7 +65,7 @@ class NoneFromGrad(Cause):
         assert total
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x, shift = torch.randn(3, requires_grad=True), torch.zeros(3, requires_grad=True)

@@ -6,9 +6,9 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import Definition, called, definitions, made
-from pullback.diagnose.evidence.none_leaves import as_leaf, fresh_leaf_inside
-from pullback.diagnose.evidence.none_values import NoneGradient, none_gradient
+from pullback.diagnose.evidence.absent.leaves import as_leaf, fresh_leaf_inside
+from pullback.diagnose.evidence.absent.values import NoneGradient, none_gradient
+from pullback.diagnose.evidence.definitions import Definition, called, definitions, made
 from pullback.diagnose.evidence.source import Source
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -95,7 +95,7 @@ class NoneOfNonleaf(Cause):
         return source.code(*edits) or f"{name}.retain_grad()    # before backward()", edits
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import warnings
 
         import torch
@@ -109,7 +109,7 @@ class NoneOfNonleaf(Cause):
             weight = weight - 0.05 * weight.grad  # type: ignore[operator]
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         weight = torch.randn(3, requires_grad=True)

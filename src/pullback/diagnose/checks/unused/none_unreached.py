@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import made
-from pullback.diagnose.evidence.none_values import cleared, last_pass, none_gradient, reached, root_alive
+from pullback.diagnose.evidence.absent.values import cleared, last_pass, none_gradient, reached, root_alive
+from pullback.diagnose.evidence.definitions import made
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -70,7 +70,7 @@ class NoneUnreached(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         net = torch.nn.ModuleDict({"used": torch.nn.Linear(3, 1), "spare": torch.nn.Linear(3, 1)})
@@ -80,7 +80,7 @@ class NoneUnreached(Cause):
             p.grad.clamp_(-1, 1)  # type: ignore[union-attr]
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         net = torch.nn.ModuleDict({"used": torch.nn.Linear(3, 1)})

@@ -8,8 +8,8 @@ from torch import nn
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import Definition, called, definitions, made
-from pullback.diagnose.evidence.none_values import none_gradient
+from pullback.diagnose.evidence.absent.values import none_gradient
+from pullback.diagnose.evidence.definitions import Definition, called, definitions, made
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -80,7 +80,7 @@ class NoneWithoutGrad(Cause):
         )
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         image = torch.rand(1, 8)
@@ -90,7 +90,7 @@ class NoneWithoutGrad(Cause):
         assert saliency.sum() > 0
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         image = torch.rand(1, 8, requires_grad=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.none_definitions import definitions
-from pullback.diagnose.evidence.none_inputs import defined_after, root_line, unused_input
+from pullback.diagnose.evidence.absent.inputs import defined_after, root_line, unused_input
+from pullback.diagnose.evidence.definitions import definitions
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -48,7 +48,7 @@ class ReboundInput(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         x = torch.randn(3, requires_grad=True)
@@ -57,7 +57,7 @@ class ReboundInput(Cause):
         torch.autograd.grad(y, x)
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         x = torch.randn(3, requires_grad=True)

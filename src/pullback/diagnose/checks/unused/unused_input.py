@@ -9,8 +9,8 @@ from pullback.diagnose.check import Cause
 from pullback.diagnose.checks.unused.cut_input import CutInput
 from pullback.diagnose.checks.unused.grad_after_forward import GradAfterForward
 from pullback.diagnose.checks.unused.rebound_input import ReboundInput
-from pullback.diagnose.evidence.none_definitions import definitions, keyword_of
-from pullback.diagnose.evidence.none_inputs import Unused, mentions, unused_input
+from pullback.diagnose.evidence.absent.inputs import Unused, mentions, unused_input
+from pullback.diagnose.evidence.definitions import definitions, keyword_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -79,7 +79,7 @@ class UnusedInput(Cause):
         return mentions(case, case.text(found.written) or name) is False
 
     @staticmethod
-    def bad() -> None:
+    def bad():
         import torch
 
         a, b, c = (torch.randn(3, requires_grad=True) for _ in range(3))
@@ -87,7 +87,7 @@ class UnusedInput(Cause):
         torch.autograd.grad(y, (a, c))
 
     @staticmethod
-    def good() -> None:
+    def good():
         import torch
 
         a, b, c = (torch.randn(3, requires_grad=True) for _ in range(3))

@@ -307,5 +307,3 @@ class Calls:
             return self.walker.cut("once", self.part, outputs, answer, once)
         linear = is_linear(part, self.walker.quiet().status)
         return self.walker.cut("linear", self.part, outputs, True if linear else None)
-
-

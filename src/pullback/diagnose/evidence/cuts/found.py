@@ -116,5 +116,3 @@ def marked(source: Source, node: ast.AST, what: str) -> Mark:
         node = node.items[0].context_expr
     span = source.span(node) if isinstance(node, ast.expr | ast.Expr) and line else None
     return Mark.at(Place(source.file, getattr(node, "lineno", line), name), what, span)
-
-

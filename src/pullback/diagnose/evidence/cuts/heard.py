@@ -160,4 +160,3 @@ def confirmed(case: Case, cuts: list[Cut]) -> list[Cut]:
     for cut in kept:
         cut.sure = True
     return kept or cuts
-

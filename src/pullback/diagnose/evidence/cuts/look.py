@@ -112,5 +112,3 @@ def _captured(case: Case, root: Part) -> bool:
     files = [frame.f_code.co_filename for frame, _, _ in frames_of(case.error.__traceback__)]
     last = max((number for number, file in enumerate(files) if file == body.source.file), default=0)
     return any(folder in file and not user_files(()).own_file(file) for file in files[:last])
-
-

@@ -145,5 +145,3 @@ def backward_before(part: Part) -> ast.Call | None:
         if node.lineno < line and (found is None or node.lineno > found.lineno):
             found = node
     return found
-
-

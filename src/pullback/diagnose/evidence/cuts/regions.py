@@ -93,5 +93,3 @@ def _from_caller(body: Body) -> Region | None:
         return None  # an optimizer's step turns recording on for its closure
     assert node is not None
     return region_of(node, Body.of(frames, number - 1))
-
-

@@ -108,5 +108,3 @@ def _outermost(source: Source, node: ast.AST) -> ast.stmt | None:
 
 
 # What the tape tells.
-
-

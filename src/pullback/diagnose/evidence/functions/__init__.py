@@ -1,0 +1,1 @@
+"""Custom Functions, hooks and what runs around them, as they are written."""

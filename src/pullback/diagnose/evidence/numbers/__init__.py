@@ -1,0 +1,1 @@
+"""Numbers that are not finite, zero or lost, and the operation that made them so."""

@@ -1,0 +1,1 @@
+"""Saved tensors that were written to: which, where, and by what."""

@@ -1,0 +1,1 @@
+"""Roots and their seeds, and what would fit."""

@@ -1,0 +1,1 @@
+"""Steps of a training loop, as an audit sees them."""
