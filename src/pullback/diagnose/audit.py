@@ -26,7 +26,7 @@ from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Frame, Spot
 from pullback.diagnose.recorders.passes import Pass, Passes
 from pullback.diagnose.recorders.spots import spot_here, spot_of
-from pullback.diagnose.recorders.tape import Call, Tape
+from pullback.diagnose.recorders.tape import Call, Tape, is_traced
 from pullback.diagnose.values import Diagnosis, Mark, Subject
 from pullback.graph.engine import forget, listen
 from pullback.graph.names import Names
@@ -335,7 +335,7 @@ class Audit:
         backward = None
         with torch._C.DisableTorchFunction():
             record = self.passes.latest()
-            if record is not None:
+            if record is not None and not any(map(is_traced, roots)):
                 backward = Backward(record, roots, seeds, options[2] if len(options) > 2 else (), frame)
                 with suppress(RuntimeError):
                     backward.had_grad = {id(leaf) for leaf in backward.leaves if leaf.grad is not None}

@@ -67,12 +67,19 @@ class Spot:
     def statement(self) -> ast.stmt | None:
         """The statement that ran."""
         node = self.node
-        return self.source.statement(node) if node is not None else self.source.statement_at(self.line)
+        if node is not None:
+            return self.source.statement(node)
+        bounds = bounds_at(self.code, self.instruction)
+        exact = self.source.statement_of(*bounds) if bounds else None
+        return exact if exact is not None else self.source.statement_at(self.line)
 
     @property
     def scope(self) -> Scope:
-        """The function that ran, or the module."""
-        return self.source.function_at(self.line, self.code.co_name)
+        """The function that ran, or the module; of a comprehension, the function around it."""
+        name, node = self.code.co_name, self.node
+        if name.startswith("<") and name not in {"<module>", "<lambda>"} and node is not None:
+            return self.source.scope(node)
+        return self.source.function_at(self.line, name)
 
     @property
     def text(self) -> str:
@@ -157,6 +164,8 @@ def attribute(thing: Any, name: str) -> Any:
                 return kept[name]
     if isinstance(getattr(type(thing), name, None), property) and not isinstance(thing, Tensor):
         return None
+    if name == "grad" and isinstance(thing, Tensor) and not (thing.is_leaf or thing.retains_grad):
+        return None  # torch would warn
     try:
         return getattr(thing, name, None)
     except Exception:  # whatever the program's own __getattr__ raises

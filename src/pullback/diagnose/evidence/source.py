@@ -6,11 +6,12 @@ import ast
 import linecache
 import textwrap
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from pullback.diagnose.values import Edit
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Bounds = tuple[int, int, int | None, int | None]
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -66,15 +67,24 @@ class Source:
                 inner = node
         return inner
 
+    def statement_of(self, line: int, column: int, end_line: int, end_column: int) -> ast.stmt | None:
+        """The statement with just these bounds (columns in bytes), where several share a line."""
+        return self._by_bounds[1].get((line, column, end_line, end_column))
+
     def expression_at(self, line: int, column: int, end_line: int, end_column: int) -> ast.expr | None:
         """The outermost expression with just these bounds (columns in bytes, as Python has them)."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.expr) and (
-                (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-                == (line, column, end_line, end_column)
-            ):
-                return node
-        return None
+        return self._by_bounds[0].get((line, column, end_line, end_column))
+
+    @cached_property
+    def _by_bounds(self) -> tuple[dict[Bounds, ast.expr], dict[Bounds, ast.stmt]]:
+        expressions: dict[Bounds, ast.expr] = {}
+        statements: dict[Bounds, ast.stmt] = {}
+        for node in ast.walk(self.tree):  # from the outside in
+            if isinstance(node, ast.expr):
+                expressions.setdefault((node.lineno, node.col_offset, node.end_lineno, node.end_col_offset), node)
+            elif isinstance(node, ast.stmt):
+                statements.setdefault((node.lineno, node.col_offset, node.end_lineno, node.end_col_offset), node)
+        return expressions, statements
 
     def function_at(self, line: int, name: str) -> Scope:
         """The innermost function of this name around a line, or the module."""

@@ -30,6 +30,8 @@ SILENT = frozenset({
     "_set_grad_enabled",
 })  # fmt: skip
 SETTERS = frozenset({"data", "grad", "requires_grad"})
+TRACED = frozenset({"FakeTensor", "FunctionalTensor"})
+GETTERS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
 CONTAINERS = (list, tuple, dict)
 # So many functions are remembered by their names.
 FUNCTIONS = 10_000
@@ -204,6 +206,8 @@ class Tape(TorchFunctionMode):
                     given.append(each)
                 elif isinstance(each, CONTAINERS):
                     given.extend(_tensors((each,)))
+            if any(map(is_traced, given)):
+                return func(*args, **kwargs)
             call = Call(
                 self._count,
                 name,
@@ -284,6 +288,9 @@ class Tape(TorchFunctionMode):
         if name == "__set__":
             what = getattr(getattr(func, "__self__", None), "__name__", "?")
             name = f"set {what}" if what in SETTERS else ""
+        elif name == "__get__":
+            what = getattr(getattr(func, "__self__", None), "__name__", "?")
+            name = f"get {what}" if what in GETTERS else ""
         elif name in SILENT:
             name = ""
         try:
@@ -322,6 +329,11 @@ def _tensors(values: Iterable[Any], depth: int = 0) -> Iterator[Tensor]:
             yield from _tensors(value, depth + 1)
         elif depth < 3 and isinstance(value, dict):
             yield from _tensors(value.values(), depth + 1)
+
+
+def is_traced(tensor: Any) -> bool:
+    """Whether it stands for a tensor while a compiler traces the program: what it does is none of the program's."""
+    return type(tensor).__name__ in TRACED
 
 
 def version_of(tensor: Tensor) -> int:

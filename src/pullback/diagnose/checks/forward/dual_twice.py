@@ -14,9 +14,9 @@ class DualTwice(Cause):
     In one level each tensor has one tangent: that of what it was computed from. ``make_dual`` is for the inputs, at the
     start; what is computed from a dual tensor carries its tangent along by itself.
 
-    To begin afresh from its value, take the primal alone: ``fwAD.unpack_dual(x).primal``. To replace the direction of an
-    input, keep the plain tensor and make a second dual from it. For two directions at once use ``torch.func.vmap`` over
-    ``torch.func.jvp``.
+    To begin afresh from its value, take the primal alone: ``fwAD.unpack_dual(x).primal``. To replace the direction of
+    an input, keep the plain tensor and make a second dual from it. For two directions at once use ``torch.func.vmap``
+    over ``torch.func.jvp``.
     """
 
     code = "PB835"

@@ -19,7 +19,8 @@ class NestedLevels(Cause):
 
     Open the level once, outside, and make all duals in it. For a second derivative nest ``torch.func.jvp``, which keeps
     its own levels apart: ``jvp(lambda x: jvp(f, (x,), (v,))[1], (x,), (w,))``, or take
-    ``torch.func.jacfwd(torch.func.jacrev(f))``. ``exit_dual_level()`` before the inner one would lose the outer tangents.
+    ``torch.func.jacfwd(torch.func.jacrev(f))``. ``exit_dual_level()`` before the inner one would lose the outer
+    tangents.
     """
 
     code = "PB834"

@@ -18,7 +18,8 @@ class BackwardDiffers(Cause):
     then the differences are of the size of rounding.
 
     Save what is random in forward (``ctx.save_for_backward(mask)``) and use it in backward. Never write to a saved
-    tensor. For rounding only, ``gradcheck(..., nondet_tol=1e-10)``; a ``nondet_tol`` that hides a random mask is no cure.
+    tensor. For rounding only, ``gradcheck(..., nondet_tol=1e-10)``; a ``nondet_tol`` that hides a random mask is no
+    cure.
     """
 
     code = "PB847"

@@ -18,8 +18,8 @@ class SecondDerivative(Cause):
     """gradgradcheck found that the backward of a Function has wrong derivatives, mostly because its own graph is cut.
 
     For second derivatives torch differentiates the code of ``backward``. It has to consist of differentiable operations
-    on ``grad_output`` and on ``ctx.saved_tensors``. What is kept as ``ctx.x = x`` or ``ctx.x = x.detach()``, computed by
-    numpy, under ``no_grad`` or by ``.data`` has no history there: its part of the second derivative is zero.
+    on ``grad_output`` and on ``ctx.saved_tensors``. What is kept as ``ctx.x = x`` or ``ctx.x = x.detach()``, computed
+    by numpy, under ``no_grad`` or by ``.data`` has no history there: its part of the second derivative is zero.
 
     Save inputs and outputs with ``ctx.save_for_backward``, and write ``backward`` with torch's operations; save an
     intermediate value only if it is an output, or compute it again in ``backward``. ``once_differentiable`` says that

@@ -60,8 +60,8 @@ class PackInPlace(Cause):
             Fix(
                 say("Let pack work on a copy."),
                 writes[0][0].source.code(*edits) if edits else "t.clone()",
-                edits,
-                "high" if edits else "medium",
+                edits,  # backward then gets the changed values: whether that is meant is not known
+                "medium",
             ),
         )
 

@@ -48,7 +48,7 @@ class RetainedThenStepped(Cause):
                 "\n".join(edit.text.strip() for edit in edits if edit.text)
                 or "for ...:\n    loss = ...\n    loss.backward()",
                 edits,
-                "high" if edits else "medium",
+                "high" if edits and not any("rand" in (edit.text or "") for edit in edits) else "medium",
             ),
             tensors=subjects(case, found),
             confidence="high" if found.certain else "medium",

@@ -30,8 +30,8 @@ class DeadUnits(Fault):
     """All units of a ReLU layer are off for the whole batch: no gradient comes through it.
 
     A ReLU passes the gradient on only where its input is positive. If a bias is far below zero, the learning rate threw
-    the weights there, or the inputs are not normalised, every unit is off for every sample, and the layer and all before
-    it get gradients of exactly zero: training cannot bring them back.
+    the weights there, or the inputs are not normalised, every unit is off for every sample, and the layer and all
+    before it get gradients of exactly zero: training cannot bring them back.
 
     Look at the initialisation and the learning rate of the layer; normalise its input; or use an activation with a
     slope on both sides: ``LeakyReLU``, ``GELU``, ``SiLU``. Some units that are off are normal.

@@ -23,8 +23,8 @@ class Saturated(Fault):
     The derivative of ``clamp`` is zero outside of its range. A parameter that starts or lands there stays there: its
     gradient is exactly zero, whatever the loss.
 
-    Keep it inside by a smooth map (``torch.sigmoid``, ``torch.tanh``, ``softplus``), add a penalty for leaving the range,
-    or clamp the parameter itself after each step, under ``torch.no_grad()``: ``w.clamp_(0, 1)``.
+    Keep it inside by a smooth map (``torch.sigmoid``, ``torch.tanh``, ``softplus``), add a penalty for leaving the
+    range, or clamp the parameter itself after each step, under ``torch.no_grad()``: ``w.clamp_(0, 1)``.
     """
 
     code = "PBA345"

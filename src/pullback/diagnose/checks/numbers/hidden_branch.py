@@ -25,7 +25,8 @@ class HiddenBranch(BirthFault):
     """``torch.where`` selects values, but differentiates both branches: zero times infinity is NaN.
 
     In ``torch.where(x > 0, torch.log(x), 0)`` the value is right everywhere. In the backward, the branch that was not
-    selected gets the cotangent zero, and multiplies it by its derivative, ``1 / x``: where x is 0 that is 0 · inf = NaN.
+    selected gets the cotangent zero, and multiplies it by its derivative, ``1 / x``: where x is 0 that is 0 · inf =
+    NaN.
 
     Select twice: give the branch a harmless operand where it is not selected,
     ``torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), 0)``. ``nan_to_num`` on the result does not help: the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from weakref import ref
 
 from torch import Tensor
@@ -51,7 +52,9 @@ class FrozenMoves(Fault):
             line = f"{name}.grad = None"
             if where is not None:
                 marks = [where.mark(say("frozen here, with a gradient left on it")), *marks]
-                edits = after(where, line) if name != "p" and where.code is step.spot.code else ()
+                if (owner := _frozen_at(where)) is not None:
+                    line = f"{owner}.grad = None"
+                    edits = after(where, line)
             audit.report(
                 self.found(
                     say("{name} does not require grad, but has a gradient from before; step() uses that.", name=name),
@@ -91,3 +94,15 @@ class FrozenMoves(Fault):
             p.requires_grad = False
             p.grad = None
         optimizer.step()
+
+
+def _frozen_at(spot: Spot) -> str | None:
+    """What is frozen at a line, as it is written: ``p`` in ``p.requires_grad = False``; None of a whole module."""
+    statement, node = spot.statement, spot.node
+    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute):
+        return spot.source.text(statement.targets[0].value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_":
+        owner = node.func.value
+        inner = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+        return spot.source.text(owner) if inner in {"p", "param", "parameter", "weight", "bias"} else None
+    return None

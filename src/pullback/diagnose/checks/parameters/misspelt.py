@@ -40,21 +40,26 @@ class Misspelt(Fault):
         self._passes += 1
         if self._passes & (self._passes - 1):  # at passes 1, 2, 4, 8, ...
             return
-        for leaf in backward.leaves:
-            for key in list(getattr(leaf, "__dict__", ())):
-                if _is_like(key) and leaf.__dict__[key] is False:
-                    self._say(audit, key, audit.subject(leaf, "parameter").name, module=False)
+        misspelt = [
+            (leaf, key)
+            for leaf in backward.leaves
+            for key in list(getattr(leaf, "__dict__", ()))
+            if _is_like(key) and leaf.__dict__[key] is False
+        ]
+        leaves_any = len({id(leaf) for leaf, _ in misspelt}) < len({id(leaf) for leaf in backward.leaves})
+        for leaf, key in misspelt:
+            self._say(audit, key, audit.subject(leaf, "parameter").name, module=False, sure=leaves_any)
         for name, module in audit.modules():
             for inner, part in module.named_modules():
                 for key, value in list(part.__dict__.items()):
                     if value is False and (key == "requires_grad" or _is_like(key)) and self._trains(part):
-                        self._say(audit, key, f"{name}.{inner}" if inner else name, module=True)
+                        self._say(audit, key, f"{name}.{inner}" if inner else name, module=True, sure=True)
 
     @staticmethod
     def _trains(module: nn.Module) -> bool:
         return any(each.requires_grad for each in module.parameters())
 
-    def _say(self, audit: Audit, key: str, name: str, *, module: bool) -> None:
+    def _say(self, audit: Audit, key: str, name: str, *, module: bool, sure: bool) -> None:
         places = [
             (source, node)
             for source in user_sources(audit.frames())
@@ -77,7 +82,7 @@ class Misspelt(Fault):
                     say("Say requires_grad_(False)."),
                     places[0][0].code(*edits[:1]) if edits else "p.requires_grad_(False)",
                     edits,
-                    "high" if edits else "medium",
+                    "high" if edits and sure else "medium",  # frozen throughout, nothing would be left to train
                 ),
                 useless=[say("eval() and no_grad() in its place: they do not freeze a parameter")],
             )

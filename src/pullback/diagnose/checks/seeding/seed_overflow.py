@@ -21,8 +21,8 @@ class SeedOverflow(Fault):
     infinite there, and the whole pass computes with infinity.
 
     Use a smaller scale, or ``torch.amp.GradScaler``, which lowers the scale when gradients overflow; or keep in float32
-    what is differentiated. ``y.float().backward(seed)`` does not help: on the way back through that cast the cotangent is
-    float16 again. bfloat16 has the range of float32.
+    what is differentiated. ``y.float().backward(seed)`` does not help: on the way back through that cast the cotangent
+    is float16 again. bfloat16 has the range of float32.
     """
 
     code = "PBA202"

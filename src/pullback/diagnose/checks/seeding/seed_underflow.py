@@ -21,9 +21,9 @@ class SeedUnderflow(Fault):
     float16 knows nothing between 0 and 6e-8. A seed such as ``1 / N`` for a large N, or a small weight, is zero after
     the cast to the output's dtype, and no gradient at all comes through.
 
-    Multiply the seed by a scale and divide the gradients by it: that is what ``torch.amp.GradScaler`` does; or compute in
-    float32 or bfloat16. ``y.float().backward(seed)`` does not help: on the way back through that cast the cotangent is
-    float16 again, and zero.
+    Multiply the seed by a scale and divide the gradients by it: that is what ``torch.amp.GradScaler`` does; or compute
+    in float32 or bfloat16. ``y.float().backward(seed)`` does not help: on the way back through that cast the cotangent
+    is float16 again, and zero.
     """
 
     code = "PBA203"

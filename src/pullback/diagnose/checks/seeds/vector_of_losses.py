@@ -56,8 +56,8 @@ class VectorOfLosses(Cause):
             Fix(
                 say("Average them (or sum them) before backward."),
                 case.site.source.code(*edits) or f"{name}.mean().backward()",
-                edits,
-                "high" if edits else "medium",
+                edits,  # a sum is as likely as a mean
+                "medium",
             ),
             tensors=[case.subject(root, "root", name)],
         )

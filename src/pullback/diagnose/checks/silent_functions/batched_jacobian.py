@@ -21,7 +21,8 @@ class BatchedJacobian(FunctionalFault):
     output of each sample by each input of each sample. For a net that treats samples one by one, all but the N blocks
     on the diagonal is zero: N times the memory and N times the passes.
 
-    For one Jacobian for each sample: ``torch.func.vmap(torch.func.jacrev(f))(x)``, of shape (N, m, n); f takes one sample.
+    For one Jacobian for each sample: ``torch.func.vmap(torch.func.jacrev(f))(x)``, of shape (N, m, n); f takes one
+    sample.
     """
 
     code = "PBA514"

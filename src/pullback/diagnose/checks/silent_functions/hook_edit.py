@@ -21,9 +21,9 @@ from pullback.language import say
 class HookEdit(Fault):
     """A hook changes the gradient that it is given in place, and the same tensor goes to another branch too.
 
-    The backward of ``a + b`` hands one and the same tensor to both branches. A hook on ``b`` that multiplies it in place
-    multiplies the gradient of ``a`` as well. Which branches share a tensor depends on the operations, so that it works
-    until the model changes.
+    The backward of ``a + b`` hands one and the same tensor to both branches. A hook on ``b`` that multiplies it in
+    place multiplies the gradient of ``a`` as well. Which branches share a tensor depends on the operations, so that it
+    works until the model changes.
 
     Return a new tensor from the hook: ``return g * 100``. The one that is returned takes the place of the gradient, for
     this branch only.

@@ -20,9 +20,9 @@ from pullback.language import say
 class OutputOnCtx(Fault):
     """A custom ``forward`` keeps its output as an attribute of ``ctx``: a reference cycle that holds memory.
 
-    The output's ``grad_fn`` is the node, that is ``ctx``, and ``ctx`` holds the output. Neither is freed when the program
-    lets go of them, only when Python's garbage collector runs: memory grows over the steps. Attributes are not checked
-    for in-place changes either.
+    The output's ``grad_fn`` is the node, that is ``ctx``, and ``ctx`` holds the output. Neither is freed when the
+    program lets go of them, only when Python's garbage collector runs: memory grows over the steps. Attributes are not
+    checked for in-place changes either.
 
     Use ``ctx.save_for_backward(y)``, which is built for outputs too. Attributes of ``ctx`` are for shapes and numbers.
     """

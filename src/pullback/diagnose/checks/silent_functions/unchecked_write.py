@@ -21,8 +21,8 @@ class UncheckedWrite(Fault):
     """A tensor that the backward needs was changed in place, and saved-tensor hooks had switched off the check for it.
 
     torch compares the version of a saved tensor with that at the time it was saved, and raises. Under
-    ``saved_tensors_hooks`` (also ``save_on_cpu`` for tensors that are on the CPU already) it keeps what the hook returned
-    and compares nothing: the backward computes with the new values.
+    ``saved_tensors_hooks`` (also ``save_on_cpu`` for tensors that are on the CPU already) it keeps what the hook
+    returned and compares nothing: the backward computes with the new values.
 
     Do not change the tensor in place (``h = h * 5``), or let the hook copy: ``pack = lambda t: t.clone()``.
     """

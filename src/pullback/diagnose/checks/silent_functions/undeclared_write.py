@@ -20,8 +20,8 @@ class UndeclaredWrite(Fault):
     """A custom ``forward`` changes an input in place and does not declare it with ``ctx.mark_dirty``.
 
     The caller's tensor has other values afterwards, but autograd still takes it for what it was: everything that uses
-    it after the call gets a gradient for values that are no longer there. ``forward`` runs without recording, so that no
-    version check raises.
+    it after the call gets a gradient for values that are no longer there. ``forward`` runs without recording, so that
+    no version check raises.
 
     Work on a copy (``x = x.clone()``), or declare it: ``ctx.mark_dirty(x)`` and return that very x.
     """

@@ -18,8 +18,8 @@ class VectorMissing(Cause):
     ``vjp(f, x, v)`` needs one weight for each element of the *output*; ``jvp(f, x, v)``, ``hvp`` and ``vhp`` need a
     direction with the shape of the *input*. Only where this is one number may ``v`` be left out: it is 1 then.
 
-    ``v = torch.ones_like(...)`` gives the gradient of the sum (``vjp``), or the derivative along the diagonal (``jvp``).
-    For the whole matrix take ``jacobian`` or ``hessian``.
+    ``v = torch.ones_like(...)`` gives the gradient of the sum (``vjp``), or the derivative along the diagonal
+    (``jvp``). For the whole matrix take ``jacobian`` or ``hessian``.
     """
 
     code = "PB823"

@@ -99,6 +99,8 @@ def kind_of(call: Call) -> str:
     """What a recorded call that cuts is: by its name and by what it gave."""
     made = [*call.outputs, *(value for value, _, _ in call.writes)]
     integer = bool(made) and not (made[0].dtype.is_floating_point or made[0].dtype.is_complex)
+    if call.name == "get data":
+        return "data"
     if call.name in ("detach", "detach_"):
         return "detach"
     if call.name in ("tensor", "as_tensor", "asarray", "new_tensor"):
