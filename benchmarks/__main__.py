@@ -17,6 +17,7 @@ from benchmarks import (
     check,
     dense,
     dense_peers,
+    diagnose_cost,
     graph_models,
     graphs,
     import_time,
@@ -43,6 +44,7 @@ PARTS = (
     "import_time",
     "backward_overhead",
     "record_cost",
+    "diagnose_cost",
     "precision_cost",
     "dense",
     "sparse",
@@ -54,6 +56,7 @@ OVERHEAD = {
     "import_time": import_time.main,
     "backward_overhead": backward_overhead.main,
     "record_cost": record_cost.main,
+    "diagnose_cost": diagnose_cost.main,
     "check": check.main,
     "precision_cost": precision_cost.main,
 }

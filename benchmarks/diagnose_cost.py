@@ -1,7 +1,8 @@
 """What ``pullback run`` costs a program at each level, beside PyTorch's anomaly mode.
 
 A program is watched from its first step; what is timed is the later steps, when it runs as it will for hours. The first
-steps, in which the level ``trace`` hears every call of torch, are timed apart.
+steps, in which the levels ``trace`` and ``audit`` hear every call of torch, are timed apart; and so is all of a longer
+run under ``audit``, which comes back to hear some steps now and then.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from benchmarks.record_cost import PROGRAMS, SMALL, Step
 from benchmarks.timing import console, one_thread, turns, verdict
 from pullback.diagnose.session import Level, Session
 
-FIRST, STEPS, REPEATS = 6, 10, 60
+FIRST, EARLY, STEPS, REPEATS = 50, 6, 10, 60
+ALL, QUICK_ALL = 20.0, 1.0  # seconds
 BUDGET, QUICK_BUDGET = 6.0, 0.2
 TRANSFORMER = "transformer, 4 layers of 64"
 PLAIN, ANOMALY = "plain", "anomaly mode"
@@ -57,12 +59,22 @@ def later(context: Callable[[], object], step: Step) -> float:
 
 
 def first(context: Callable[[], object], step: Step) -> float:
-    """The seconds of all of the first steps."""
+    """The seconds of one of the first steps."""
     with context():  # type: ignore[attr-defined]
         began = time.perf_counter()
-        for _ in range(FIRST):
+        for _ in range(EARLY):
             step()
-        return (time.perf_counter() - began) / FIRST
+        return (time.perf_counter() - began) / EARLY
+
+
+def altogether(step: Step, seconds: float) -> float:
+    """The seconds of one step of a longer run under audit, its first steps and the times it comes back included."""
+    with watched("audit"):
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            step()
+            count += 1
+        return (time.perf_counter() - began) / count
 
 
 def ways() -> dict[str, Callable[[], object]]:
@@ -94,7 +106,14 @@ def backward_microseconds(*, quick: bool) -> float:
 def main(*, quick: bool = False) -> None:
     table = Table(title="A program under pullback run, times itself without (minima)", title_justify="left")
     table.add_column("program")
-    for header in ("plain, µs", *LEVELS, ANOMALY, f"first {FIRST} steps, trace", "targets"):
+    for header in (
+        "plain, µs",
+        *LEVELS,
+        f"audit, {ALL:.0f} s in all",
+        ANOMALY,
+        f"first {EARLY} steps, trace",
+        "targets",
+    ):
         table.add_column(header, justify="right")
     budget = QUICK_BUDGET if quick else BUDGET
     with one_thread(), warnings.catch_warnings():
@@ -108,14 +127,18 @@ def main(*, quick: bool = False) -> None:
             early = turns(
                 {way: partial(first, ways()[way], step) for way in (PLAIN, "trace")}, repeats=REPEATS, budget=budget / 4
             )
+            whole = altogether(step, QUICK_ALL if quick else ALL)
             least = {way: min(found) for way, found in seconds.items()}
             ratios = {way: least[way] / least[PLAIN] for way in least}
             targets = {**{level: TARGETS.get((name, level)) for level in LEVELS}, "audit": AUDIT}
+            ratios["audit in all"], targets["audit in all"] = whole / least[PLAIN], AUDIT
             told = " ".join(f"{way} {verdict(ratios[way] <= most)}" for way, most in targets.items() if most)
             table.add_row(
                 name,
                 f"{least[PLAIN] * 1e6:.0f}",
-                *(f"{ratios[way]:.2f}" for way in (*LEVELS, ANOMALY)),
+                *(f"{ratios[way]:.2f}" for way in LEVELS),
+                f"{whole / least[PLAIN]:.2f}",
+                f"{ratios[ANOMALY]:.2f}",
                 f"{min(early['trace']) / min(early[PLAIN]):.2f}",
                 told,
             )

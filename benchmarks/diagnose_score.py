@@ -8,13 +8,8 @@ among them. The twins in ``fixed/`` must draw nothing.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +17,13 @@ from typing import Any
 import click
 from rich.table import Table
 
+from benchmarks.diagnose_runs import ran
 from benchmarks.timing import console
+from pullback.diagnose.session import Level
 
 EXPECTED = Path(__file__).with_name("diagnose_expected.json")
-LEVELS = {"error": ("default", "trace"), "warning": ("audit",), "silent": ("audit",), "strict": ("strict",)}
+LEVELS: dict[str, tuple[Level, ...]] = {"error": ("default", "trace"), "warning": ("audit",), "silent": ("audit",)}
 TARGETS = {"default": 0.85, "trace": 0.95, "audit": 0.75}
-SECONDS = 120
-ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -48,28 +43,9 @@ class Told:
     trouble: tuple[str, ...]
 
 
-def run(program: Path, level: str) -> dict[str, Any]:
-    """The JSON that ``pullback run`` writes of a program at a level."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "told.json"
-        options = [] if level == "default" else [f"--{level}"]
-        command = [sys.executable, "-m", "pullback", "run", *options, "--json", str(file), str(program.resolve())]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=SECONDS,
-            check=False,
-        )
-        return json.loads(file.read_text()) if file.exists() else {}
-
-
-def told(program: Path, level: str) -> Told:
+def told(program: Path, level: Level) -> Told:
     """What is said of a program at a level."""
-    report = run(program, level)
+    report = ran(program.resolve(), level).report
     of_errors, of_faults = report.get("diagnoses", []), report.get("findings", [])
     everything = [*of_errors, *of_faults]
     lines = {
@@ -92,9 +68,13 @@ def right(said: Told, expected: dict[str, Any], *, is_error: bool) -> tuple[bool
 
 def score(folder: Path, entries: Sequence[dict[str, Any]], expected: dict[str, Any], only: str | None) -> list[str]:
     """Run all programs and print the score by category; the programs that were missed."""
-    jobs = [(entry, level) for entry in entries for level in LEVELS[entry["kind"]] if only is None or level == only]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        said = list(pool.map(lambda job: told(folder / job[0]["file"], job[1]), jobs))
+    jobs = [
+        (entry, level)
+        for entry in entries
+        for level in LEVELS.get(entry["kind"], ("strict",))
+        if only is None or level == only
+    ]
+    said = [told(folder / entry["file"], level) for entry, level in jobs]
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     missed = []
     for (entry, level), one in zip(jobs, said, strict=True):
@@ -102,7 +82,7 @@ def score(folder: Path, entries: Sequence[dict[str, Any]], expected: dict[str, A
         cause, line = right(one, known, is_error=entry["kind"] == "error")
         group = "errors" if entry["kind"] == "error" else "warnings, silent"
         for key in ((level, f"{group}: all"), (level, f"  {entry['cat']}")):
-            counts[key].update(total=1, cause=cause, line=line)
+            counts[key].update(total=1, cause=int(cause), line=int(line))
         if not line or one.trouble:
             wanted = f"wanted {known['codes']} at {known['lines']}"
             got = f"got {one.codes} {one.sure} at {sorted(one.lines)}"
@@ -125,8 +105,7 @@ def score(folder: Path, entries: Sequence[dict[str, Any]], expected: dict[str, A
 def twins(folder: Path, levels: Iterable[str]) -> list[str]:
     """The right twins of which something is said."""
     jobs = [(program, level) for program in sorted((folder / "fixed").glob("*.py")) for level in levels]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        said = list(pool.map(lambda job: told(*job), jobs))
+    said = [told(*job) for job in jobs]
     wrong = [
         f"{level:8} {program.name}: {one.codes} {' '.join(one.trouble)}"
         for (program, level), one in zip(jobs, said, strict=True)
@@ -145,6 +124,8 @@ def main(folder: Path, level: str | None, only: str, with_twins: bool) -> None:
     """Score the diagnoses over a folder of programs with a manifest."""
     entries = [each for each in json.loads((folder / "manifest.json").read_text()) if only in each["file"]]
     expected = json.loads(EXPECTED.read_text())
+    if level == "strict":
+        entries = [{**each, "kind": "strict"} for each in entries if each["kind"] == "silent"]
     for line in score(folder, entries, expected, level):
         console().print(line, markup=False, soft_wrap=True)
     if with_twins:

@@ -95,13 +95,21 @@ def test_all_events_are_told_in_order():
 
 def test_everything_is_as_it_was_afterwards():
     before = (
-        Optimizer.zero_grad, Optimizer.__init__, threading.Thread.start, warnings.showwarning, torch.nn.Parameter.__new__
-    )  # fmt: skip
+        Optimizer.zero_grad,
+        Optimizer.__init__,
+        threading.Thread.start,
+        warnings.showwarning,
+        torch.nn.Parameter.__new__,
+    )
     _, stop = listening()
     stop()
     after = (
-        Optimizer.zero_grad, Optimizer.__init__, threading.Thread.start, warnings.showwarning, torch.nn.Parameter.__new__
-    )  # fmt: skip
+        Optimizer.zero_grad,
+        Optimizer.__init__,
+        threading.Thread.start,
+        warnings.showwarning,
+        torch.nn.Parameter.__new__,
+    )
     assert before == after
     assert not torch._C._len_torch_function_stack()
 
@@ -129,7 +137,7 @@ def test_nothing_is_kept_alive():
             self.heard.append(audit.name_of(args[0]))
 
     ear = Namer()
-    audit, stop = listening(ear)
+    _, stop = listening(ear)
     try:
         w = torch.ones(3, requires_grad=True)
         inner = w * 2

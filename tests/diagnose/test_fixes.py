@@ -1,7 +1,8 @@
 """The fix of a check, where it is said to be sure and can be applied, mends the check's bad program."""
 
 import pytest
-from benchmarks.diagnose_fixes import contained, mended, ran, sure_fix
+from benchmarks.diagnose_fixes import contained, mended, sure_fix
+from benchmarks.diagnose_runs import ran
 
 from pullback.diagnose.check import checks
 from tests.diagnose.harness import body, codes

@@ -662,7 +662,8 @@ def test_one_recording_in_two_threads(tables):
 
 
 by_settrace = pytest.mark.skipif(
-    sys.version_info >= (3, 12), reason="lines are heard of by sys.monitoring there, and the trace function is not touched"
+    sys.version_info >= (3, 12),
+    reason="lines are heard of by sys.monitoring there, and the trace function is not touched",
 )
 
 

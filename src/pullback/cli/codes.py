@@ -7,14 +7,17 @@ import json
 import click
 
 from pullback.diagnose.pages import known
-from pullback.language import say
+from pullback.language import say, speak
 from pullback.words import columns
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def codes(as_json: bool) -> None:
+@click.option("--lang", type=click.Choice(["en", "zh"]), help="Language of the text.  [default: the environment's]")
+def codes(as_json: bool, lang: str | None) -> None:
     """List the codes of all causes and silent faults."""
+    if lang is not None:
+        speak(lang)
     rows = known()
     if as_json:
         click.echo(json.dumps([row.told() for row in rows], indent=1, ensure_ascii=False))

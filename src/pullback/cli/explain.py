@@ -19,6 +19,8 @@ from pullback.diagnose.reports.color import wants_colour
 from pullback.language import say, speak
 
 WIDTH = 96
+# A piece of a message of so many characters is enough to find it.
+PIECE = 8
 _CODE = re.compile(r"\s*pba?\d*\s*", re.IGNORECASE)
 
 
@@ -43,7 +45,7 @@ def explain(what: Sequence[str], lang: str | None, color: bool | None) -> None:
     if _CODE.fullmatch(text):
         _show_page(_known_code(text), wants_colour(sys.stdout) if color is None else color)
         return
-    found = [check for check in checks() if issubclass(check, Cause) and _said(check, text)]
+    found = _announced(text)
     click.echo("\n".join(_causes(found)) if found else say("No cause that is known here is announced by this text."))
     if not found:
         sys.exit(1)
@@ -61,7 +63,8 @@ def _known_code(text: str) -> type[Check]:
 
 def _show_page(check: type[Check], colour: bool) -> None:
     if not colour:
-        click.echo(page(check).rstrip("\n"))
+        _, _, rest = page(check).partition("\n")
+        click.echo(f"# {check.code}: {say(check.title)}\n{rest}".rstrip("\n"))
         return
     console = Console(force_terminal=True)
     console.print(f"[bold red]{check.code}[/] [bold]{say(check.title)}[/]\n", highlight=False)
@@ -71,10 +74,27 @@ def _show_page(check: type[Check], colour: bool) -> None:
         console.print(Syntax(program(function), "python", background_color="default"))
 
 
-def _said(check: type[Cause], text: str) -> bool:
-    """Whether an error text can be of this cause; line ends and upper case in the log do not matter."""
-    plain = " ".join(text.lower().split())
-    return any(" ".join(fragment.lower().split()) in plain for fragment in check.says)
+def _announced(text: str) -> list[type[Cause]]:
+    """The causes that an error text can have, those first whose words are more of it."""
+    plain = _plain(text)
+    said = {check: _said(check, plain) for check in checks() if issubclass(check, Cause)}
+    most = max(said.values(), key=len)
+    # whose words are a part only of what another knows of this text is too general
+    found = [check for check, places in said.items() if places and not places < most]
+    return sorted(found, key=lambda check: -len(said[check]))
+
+
+def _said(check: type[Cause], plain: str) -> set[int]:
+    """Where in an error text the words of a cause stand; all of it, if it is a piece of them."""
+    words = [_plain(each) for each in check.says]
+    if len(plain) >= PIECE and any(plain in each for each in words):
+        return set(range(len(plain)))
+    return {place for each in words if (at := plain.find(each)) >= 0 for place in range(at, at + len(each))}
+
+
+def _plain(text: str) -> str:
+    """Line ends and upper case in a log do not matter."""
+    return " ".join(text.lower().split())
 
 
 def _causes(found: Sequence[type[Check]]) -> list[str]:

@@ -23,6 +23,14 @@ from pullback.graph.values import Place
 T = TypeVar("T")
 
 
+def message_of(error: BaseException) -> str:
+    """What an exception says; nothing, if its own ``__str__`` fails."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 class Case:
     """One exception, and what can be known of how it came about.
 
@@ -50,7 +58,7 @@ class Case:
         traced: bool = False,
     ) -> None:
         self.error = error
-        self.message = str(error)
+        self.message = message_of(error)
         self.frames: list[Frame] = user_frames(error.__traceback__)
         self.passes = tuple(passes)
         self.tape = tape

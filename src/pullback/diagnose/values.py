@@ -86,7 +86,8 @@ class Subject:
             nested = tensor.is_nested
             shape = () if nested else tuple(int(size) for size in tensor.shape)
             device, needs = str(tensor.device), tensor.requires_grad
-            return cls(name, role, shape, dtype_name(tensor.dtype), device, node and node.name(), needs)
+            grad_fn = node.name() if node is not None else None
+            return cls(name, role, shape, dtype_name(tensor.dtype), device, grad_fn, needs)
 
     def __str__(self) -> str:
         made = f" grad_fn={self.grad_fn}" if self.grad_fn else (" leaf" if self.requires_grad else "")

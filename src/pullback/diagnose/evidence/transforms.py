@@ -178,17 +178,15 @@ def defined(function: Any) -> Defined | None:
 def written(code: CodeType) -> Defined | None:
     """Where a code object is written."""
     source = source_of(code.co_filename)
-    kinds: tuple[type[ast.AST], ...] = (ast.Lambda,) if code.co_name == "<lambda>" else (
-        ast.FunctionDef, ast.AsyncFunctionDef
-    )  # fmt: skip
+    kinds = (ast.Lambda,) if code.co_name == "<lambda>" else (ast.FunctionDef, ast.AsyncFunctionDef)
     bounds = [each for each in code.co_positions() if None not in each and (each[0], each[2]) != (each[1], each[3])]
     found: list[Scope] = []
     for node in ast.walk(source.tree):
         if not isinstance(node, kinds) or getattr(node, "name", "<lambda>") != code.co_name:
             continue
         first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
-        if code.co_firstlineno in (node.lineno, first) and _holds(node, bounds):  # type: ignore[attr-defined]
-            found.append(node)  # type: ignore[arg-type]
+        if code.co_firstlineno in (node.lineno, first) and _holds(node, bounds):
+            found.append(node)
     scope = found[0] if found else None
     return (
         Defined(code, source, scope) if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) else None
@@ -347,7 +345,7 @@ def stripped(node: ast.expr) -> ast.expr:
 
 
 def assigned(frame: Frame, name: str) -> list[Place]:
-    """Where a variable of a frame got its value: the last assignment before the line that it was at, if there is one."""
+    """Where a variable of a frame got its value: the last assignment before the line it was at, if there is one."""
     found = [
         (each.lineno, scope)
         for scope in dict.fromkeys((frame.scope, frame.source.tree))

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dis import opname
 from typing import TextIO
 
+from pullback.diagnose.case import message_of
 from pullback.diagnose.evidence.frames import frames_of
 from pullback.diagnose.reports.text import WIDTH, Line, joined, report_lines
 from pullback.diagnose.values import Report
@@ -70,7 +71,7 @@ def unknown(error: BaseException) -> str:
         return ""
     return say(
         "pullback: this error comes from autograd, but no cause that is known here fits it (torch says: {message})",
-        message=str(error).partition("\n")[0][:120],
+        message=message_of(error).partition("\n")[0][:120],
     )
 
 
@@ -85,7 +86,7 @@ def of_autograd(error: BaseException) -> bool:
     if user_files(()).own(frame) and opname[frame.f_code.co_code[instruction]] == "RAISE_VARARGS":
         return False  # the program's own words
     file = frame.f_code.co_filename.replace("\\", "/")
-    message = str(error).lower()
+    message = message_of(error).lower()
     return any(part in file for part in _PARTS) or any(word in message for word in _WORDS)
 
 

@@ -82,7 +82,7 @@ class _Thread:
         if new is not None:
             new.start(frame, calls)
 
-    def _of(self, packages: tuple[str, ...], modules: bool) -> Tracer:
+    def _of(self, packages: tuple[str, ...], modules: bool) -> Follower:
         key = packages, modules
         if (found := self._tracers.get(key)) is None:
             if len(self._tracers) >= TRACERS:

@@ -36,7 +36,7 @@ class IntegerCast(RootWithoutGraph):
         return say("cast to integers here")
 
     def fix(self, case: Case, cut: Cut, cuts: list[Cut]) -> Fix:
-        text = cut.operand_text
+        text = " ".join(wrapped_operand(cut).split())
         edits = replaced(cut, wrapped_operand(cut))
         return fix_of(
             cut,

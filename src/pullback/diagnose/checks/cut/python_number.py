@@ -31,6 +31,7 @@ class PythonNumber(RootWithoutGraph):
     code = "PB208"
     title = "A tensor became a Python number on the way to the root, and a number has no graph."
     kinds = ("number",)
+    says = (*RootWithoutGraph.says, *(f"'{kind}' object has no attribute 'backward'" for kind in ("float", "int")))
 
     def cause(self, case: Case, cut: Cut, root: str) -> str:
         if isinstance(case.error, RuntimeError):

@@ -76,8 +76,9 @@ def _in_level(site: Frame) -> tuple[Edit, ...]:
         level = "torch.autograd.forward_ad.dual_level()"
     else:
         return ()
-    body = next((block for name in ("body", "orelse", "finalbody")
-                 if statement in (block := getattr(source.parent(statement), name, []) or [])), [statement])  # fmt: skip
+    parent = source.parent(statement)
+    blocks = (getattr(parent, name, []) or [] for name in ("body", "orelse", "finalbody"))
+    body = next((block for block in blocks if statement in block), [statement])
     used: set[str] = set()
     last = statement
     for each in body[body.index(statement) :]:

@@ -54,7 +54,11 @@ class TangentShape(Cause):
                 edits,
                 confidence,
             ),
-            tensors=[case.subject(each, role) for each, role in ((primal, "primal"), (tangent, "tangent")) if each is not None],
+            tensors=[
+                case.subject(each, role)
+                for each, role in ((primal, "primal"), (tangent, "tangent"))
+                if each is not None
+            ],
         )  # fmt: skip
 
     @staticmethod

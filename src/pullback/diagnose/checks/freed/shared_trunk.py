@@ -7,8 +7,9 @@ import ast
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.freed.find import SECOND_TIME, Reentry
-from pullback.diagnose.evidence.freed.flow import written_in
+from pullback.diagnose.evidence.freed.flow import loops_around, written_in
 from pullback.diagnose.evidence.freed.report import (
+    alone,
     call_of,
     dropped,
     earlier_mark,
@@ -16,6 +17,7 @@ from pullback.diagnose.evidence.freed.report import (
     failing_mark,
     of_kind,
     once_each,
+    retaining,
     written_marks,
 )
 from pullback.diagnose.values import Diagnosis, Edit, Fix
@@ -79,7 +81,21 @@ class SharedTrunk(Cause):
 
     def _fix(self, case: Case, found: Reentry, name: str) -> Fix:
         first, second = call_of(found.earlier.spot if found.earlier else None), found.call
+        if asks_for_gradients(first) and found.earlier is not None:
+            edits = retaining(found.earlier.spot, "create_graph")
+            return Fix(
+                say(
+                    "Keep the graph in the first call: create_graph=True if its gradients are a part of the loss (a "
+                    "gradient penalty); retain_graph=True is enough if not."
+                ),
+                edits[0].text or "" if edits else "create_graph=True",
+                edits,
+                "medium",
+            )
         a, b = _differentiated(first), _differentiated(second)
+        looped = _sum_over(found, b)
+        if looped is not None:
+            return looped
         source = found.asking.source if found.asking else None
         if source is None or a is None or b is None or found.earlier is None or found.earlier.spot is None:
             return Fix(say("Differentiate the sum of both losses in one pass."), "(loss_a + loss_b).backward()")
@@ -141,6 +157,35 @@ class SharedTrunk(Cause):
         first = left(shared).mean()
         second = right(shared).mean()
         (first + second).backward()
+
+
+def asks_for_gradients(call: ast.Call | None) -> bool:
+    """Whether it is a call of ``torch.autograd.grad``."""
+    return call is not None and (getattr(call.func, "attr", "") or getattr(call.func, "id", "")) == "grad"
+
+
+def _sum_over(found: Reentry, root: ast.expr | None) -> Fix | None:
+    """The cure where a loop over some losses differentiates one after the other: ``for loss in losses``."""
+    asking = found.asking
+    if asking is None or not isinstance(root, ast.Name) or found.earlier is None or found.earlier.spot is None:
+        return None
+    if (found.earlier.spot.code, found.earlier.spot.instruction) != (asking.code, asking.instruction):
+        return None
+    text = say("Differentiate the sum of both losses in one pass: the gradients are the same.")
+    for loop in loops_around(asking):
+        if isinstance(loop, ast.For) and any(
+            isinstance(each, ast.Name) and each.id == root.id for each in ast.walk(loop.target)
+        ):
+            whole = asking.source.text(loop.iter)
+            if isinstance(loop.target, ast.Tuple):
+                whole = f"{whole[: -len('.items()')]}.values()" if whole.endswith(".items()") else ""
+            if not whole:
+                return Fix(text, f"total = total + {root.id}    # total.backward()")
+            code = f"sum({whole}).backward()"
+            only = len(loop.body) == 1 and not loop.orelse and alone(asking.source, loop)
+            edits = (asking.source.replaced(loop, code),) if only else ()
+            return Fix(text, code, edits, "high" if edits and found.certain else "medium")
+    return Fix(text, f"total = total + {root.id}    # total.backward()")
 
 
 def _differentiated(call: ast.Call | None) -> ast.expr | None:

@@ -40,7 +40,7 @@ class GradientShape(Cause):
 
     code = "PB702"
     title = "A Function's backward returned a gradient whose shape is not that of the input."
-    says = ("returned an invalid gradient at index",)
+    says = ("returned an invalid gradient at index", "but expected shape compatible with")
 
     def diagnose(self, case: Case) -> Diagnosis | None:
         found, said = named(case), SHAPES.search(case.message)

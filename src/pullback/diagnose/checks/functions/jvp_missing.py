@@ -9,6 +9,7 @@ import torch
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.cuts.found import marked
 from pullback.diagnose.evidence.frames import frames_of
 from pullback.diagnose.evidence.functions.classes import backward_of, called, inputs_of, method_of, saver_of
 from pullback.diagnose.values import Diagnosis, Fix
@@ -37,7 +38,7 @@ class JvpMissing(Cause):
         if kind is None or forward is None:
             return None
         marks = [case.mark(say("a tangent is carried into {name} here", name=kind.__name__))]
-        marks.append(forward.mark(forward.node, say("{name} has no jvp", name=kind.__name__)))
+        marks.append(marked(forward.source, forward.source.parent(forward.node) or forward.node, say("{name} has no jvp", name=kind.__name__)))
         if (backward := backward_of(kind)) is not None:
             marks.append(backward.mark(backward.node, say("backward serves reverse mode only")))
         names = inputs_of(kind)

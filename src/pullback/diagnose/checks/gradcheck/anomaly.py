@@ -122,8 +122,8 @@ class Operation:
 
 # Operations whose derivative is infinite somewhere.
 SINGULAR = frozenset({
-    "sqrt", "rsqrt", "log", "log2", "log10", "log1p", "acos", "asin", "acosh", "atanh", "std", "div", "reciprocal", "pow",
-    "logit", "erfinv", "xlogy", "lgamma", "tan", "linalgvectornorm", "norm", "linalgeigh", "linalgsvd", "exp",
+    "sqrt", "rsqrt", "log", "log2", "log10", "log1p", "acos", "asin", "acosh", "atanh", "std", "div", "reciprocal",
+    "pow", "logit", "erfinv", "xlogy", "lgamma", "tan", "linalgvectornorm", "norm", "linalgeigh", "linalgsvd", "exp",
 })  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def _nodes(case: Case) -> dict[Any, list[Any]]:
 
 
 def _origin(case: Case, name: str) -> str:
-    """The node that made the infinity: that which gave NaN, or, if it has no singularity, the next before it that has."""
+    """The node that made the infinity: that which gave NaN or, if it has no singularity, the last one that has."""
     nodes = _nodes(case)
     front = [node for node in nodes if node.name() == name]
     if not front or any(_singular(node) for node in front):

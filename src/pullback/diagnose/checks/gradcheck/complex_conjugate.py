@@ -35,7 +35,8 @@ class ComplexConjugate(Cause):
                 marks += method.marks(say("{name}: the gradient is computed here", name=kind.__name__))
         return self.found(
             say(
-                "The entries differ by the signs of their real or imaginary parts only (backward / differences): {entries}.",
+                "The entries differ by the signs of their real or imaginary parts only (backward / differences): "
+                "{entries}.",
                 entries=entries(comparison),
             ),
             marks,

@@ -51,8 +51,12 @@ class CutFunction(Cause):
             say("{function} depends on its input, but its result does not lead back to it.{entries}",
                 function=title_of(where), entries=f" {told}" if told else ""),
             marks,
-            Fix(say("Take out what cuts the graph."), "\n".join(each.text.strip() for each in edits if each.text), edits,
-                "high" if edits else "medium"),
+            Fix(
+                say("Take out what cuts the graph."),
+                "\n".join(each.text.strip() for each in edits if each.text),
+                edits,
+                "high" if edits else "medium",
+            ),
             confidence="high" if found else "medium",
             useless=[say("requires_grad_() on the result: it has no way back to the input.")],
         )  # fmt: skip

@@ -49,13 +49,23 @@ class Kink(Cause):
             edits = _moved(case, name)
         return self.found(
             say(
-                "At {name} = {values} {function} has a kink or no finite derivative (backward / differences: {entries}).",
-                name=name, values=values, function=title_of(comparison.defined, case.text(case.argument("func", 0))), entries=entries(comparison),
+                "At {name} = {values} {function} has a kink or no finite derivative (backward / differences: "
+                "{entries}).",
+                name=name, values=values, entries=entries(comparison),
+                function=title_of(comparison.defined, case.text(case.argument("func", 0))),
             ),
             marks,
-            Fix(say("Check at inputs off the kink."), "\n".join(each.text.strip() for each in edits if each.text), edits, "medium"),
+            Fix(
+                say("Check at inputs off the kink."),
+                "\n".join(each.text.strip() for each in edits if each.text),
+                edits,
+                "medium",
+            ),
             tensors=[case.subject(about, "input", name)],
-            useless=[say("a larger atol: it would hide real mistakes of this size."), say("another backward: both slopes are right.")],
+            useless=[
+                say("a larger atol: it would hide real mistakes of this size."),
+                say("another backward: both slopes are right."),
+            ],
         )  # fmt: skip
 
     @staticmethod

@@ -79,9 +79,12 @@ class LowPrecision(Cause):
 
 def _casts(scope: ast.AST) -> list[ast.expr]:
     return [
-        each for each in ast.walk(scope)
-        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr in {"float", "half", "bfloat16"}
-    ]  # fmt: skip
+        each
+        for each in ast.walk(scope)
+        if isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Attribute)
+        and each.func.attr in {"float", "half", "bfloat16"}
+    ]
 
 
 def _edits(case: Case, comparison: Comparison) -> tuple[Edit, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.definitions import definitions
 from pullback.diagnose.evidence.gradchecks import comparison_in
 from pullback.diagnose.evidence.transforms import wrapped_text
-from pullback.diagnose.values import Diagnosis, Edit, Fix
+from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.language import say
 
 
@@ -41,9 +43,13 @@ class OverlappingInput(Cause):
             edits = (case.site.source.replaced(given, f"{wrapped_text(case.text(given), given)}.contiguous()"),)
         strides = tuple(about.stride()) if about is not None else ()
         return self.found(
-            say("{name} has shape {shape} and strides {strides}: along a stride of 0 all elements are one.",
-                name=case.text(given) or say("the input"), shape=tuple(about.shape) if about is not None else (), strides=strides),
-            [case.mark(say("gradcheck is called here"))],
+            say(
+                "{name} has shape {shape} and strides {strides}: along a stride of 0 all elements are one.",
+                name=case.text(given) or say("the input"),
+                shape=tuple(about.shape) if about is not None else (),
+                strides=strides,
+            ),
+            [case.mark(say("gradcheck is called here")), *_made(case, given)],
             Fix(say("Copy the input first."), "\n".join(each.text.strip() for each in edits if each.text), edits,
                 "high" if edits else "medium"),
             tensors=[case.subject(about, "input")] if about is not None else [],
@@ -62,3 +68,9 @@ class OverlappingInput(Cause):
 
         row = torch.ones(1, 2, dtype=torch.double, requires_grad=True)
         torch.autograd.gradcheck(lambda r: r.expand(3, 2).exp(), (row,))
+
+
+def _made(case: Case, given: ast.expr | None) -> list[Mark]:
+    """The line that expanded the input, if that is another one."""
+    steps = definitions(case, given)
+    return [steps[-1].mark(say("{name} was made here", name=case.text(given)))] if steps else []

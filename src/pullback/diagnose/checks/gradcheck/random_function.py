@@ -54,12 +54,17 @@ class RandomFunction(Cause):
         numerical = comparison.numerical
         largest = f"{numerical.abs().max().item():.1e}" if numerical is not None else "1e6"
         return self.found(
-            say("Differences of neighbouring calls give entries up to {largest}: the function jumps between calls. {who}",
-                largest=largest, who=say("Random: {names}.", names=", ".join(evidence)) if evidence else ""),
+            say(
+                "Differences of neighbouring calls give entries up to {largest}: the function jumps between calls. "
+                "{who}",
+                largest=largest,
+                who=say("Random: {names}.", names=", ".join(evidence)) if evidence else "",
+            ),
             marks,
             Fix(
                 say("Take the randomness out for the check: eval(), or the noise as an input."),
-                "\n".join(each.text.strip() for each in edits if each.text) or "torch.manual_seed(0)    # first line of the function",
+                "\n".join(each.text.strip() for each in edits if each.text)
+                or "torch.manual_seed(0)    # first line of the function",
                 edits,
                 "high" if edits else "medium",
             ),

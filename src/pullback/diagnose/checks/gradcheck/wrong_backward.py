@@ -51,7 +51,9 @@ class WrongBackward(Cause):
             ),
             confidence="high" if names else "medium",
             useless=[say("a larger atol or rtol: the formula stays wrong.")],
-            apart="" if names else say("Whether the function cuts the graph somewhere, or is not smooth at this point."),
+            apart=""
+            if names
+            else say("Whether the function cuts the graph somewhere, or is not smooth at this point."),
         )  # fmt: skip
 
     @staticmethod

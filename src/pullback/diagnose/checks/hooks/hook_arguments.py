@@ -103,7 +103,7 @@ class HookArguments(Cause):
             print(grad_output[0].norm())
 
         net = torch.nn.Linear(3, 2)
-        net.register_full_backward_hook(note)  # type: ignore[arg-type]
+        net.register_full_backward_hook(note)
         net(torch.randn(4, 3, requires_grad=True)).sum().backward()
 
     @staticmethod

@@ -29,7 +29,7 @@ class ParameterChanged(Cause):
 
     code = "PB420"
     title = "A parameter was changed in place where autograd records: outside torch.no_grad()."
-    says = ("a leaf variable that requires grad",)
+    says = ("a leaf variable that requires grad", "leaf variable has been moved into the graph interior")
 
     def diagnose(self, case: Case) -> Diagnosis | None:
         form = form_at(case)

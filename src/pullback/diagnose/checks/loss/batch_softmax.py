@@ -61,7 +61,8 @@ class BatchSoftmax(Fault):
                 say(
                     "{maker} over dimension 0 of a tensor of shape {shape} normalises over the {count} samples, not "
                     "over the {classes} classes; {loss} takes its rows for the probabilities of one sample.",
-                    maker=maker.name, shape=tuple(given.shape), count=given.shape[0], classes=given.shape[1], loss=call.name,
+                    maker=maker.name, shape=tuple(given.shape), count=given.shape[0], classes=given.shape[1],
+                    loss=call.name,
                 ),
                 [maker.spot.mark(say("normalised over the batch here")), call.spot.mark(say("used as a loss here"))],
                 Fix(say("Normalise over the classes."), f"torch.{maker.name}(x, dim=1)"),

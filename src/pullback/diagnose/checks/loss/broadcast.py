@@ -25,7 +25,8 @@ MEANT = frozenset(
     {"unsqueeze", "view", "reshape", "expand", "unflatten", "view_as", "reshape_as", "as_strided", "outer"}
 )
 LAYERS = frozenset({
-    "linear", "addmm", "mm", "matmul", "__matmul__", "conv1d", "conv2d", "bilinear", "baddbmm", "bmm", "embedding", "lstm",
+    "linear", "addmm", "mm", "matmul", "__matmul__", "conv1d", "conv2d", "bilinear", "baddbmm", "bmm", "embedding",
+    "lstm",
 })  # fmt: skip
 CHOICES = frozenset({"argmax", "topk", "max", "round", "gt", "ge", "__gt__", "__ge__"})
 
@@ -96,7 +97,8 @@ class BroadcastLoss(Fault):
             say(
                 "One operand has shape {column}, the other {flat}: they broadcast to {result}, each element of the one "
                 "with each of the other.",
-                column=tuple(column.shape), flat=tuple(flat.shape), result=tuple(torch.broadcast_shapes(column.shape, flat.shape)),
+                column=tuple(column.shape), flat=tuple(flat.shape),
+                result=tuple(torch.broadcast_shapes(column.shape, flat.shape)),
             ),
             marks,
             Fix(say("Give both the same shape."), code, edits, "high" if edits else "medium"),

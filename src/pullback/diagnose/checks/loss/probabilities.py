@@ -71,11 +71,17 @@ class ProbabilitiesAsLogits(Fault):
         return self.found(
             say(
                 "{loss} expects logits and squashes them itself. It was given the result of {maker}, numbers between 0 "
-                "and 1: squashed twice, the probabilities are nearly uniform, and the gradient of confident mistakes vanishes.",
+                "and 1: squashed twice, the probabilities are nearly uniform, and the gradient of confident mistakes "
+                "vanishes.",
                 loss=call.name, maker=maker.name,
             ),
             marks,
-            Fix(say("Give it the logits: leave {maker} out.", maker=maker.name), code, edits, "high" if edits else "medium"),
+            Fix(
+                say("Give it the logits: leave {maker} out.", maker=maker.name),
+                code,
+                edits,
+                "high" if edits else "medium",
+            ),
             tensors=[audit.subject(given, "input", "the input")],
         )  # fmt: skip
 

@@ -162,6 +162,6 @@ def _appends(source: Source, attribute: str) -> Iterator[ast.Call]:
         ):
             continue
         target = source.text(node.func.value)
-        if target == name or target.endswith(f".{name}") or target.startswith(f"{name}["):
-            if loop_around(source, node) is not None or not isinstance(source.scope(node), ast.Module):
-                yield node
+        about = target == name or target.endswith(f".{name}") or target.startswith(f"{name}[")
+        if about and (loop_around(source, node) is not None or not isinstance(source.scope(node), ast.Module)):
+            yield node

@@ -160,7 +160,7 @@ def _outermost() -> tuple[nn.Module, Spot | None] | None:
         if here.f_code is MODULE_CALL:
             last = here
         here = here.f_back
-    module = variables(last).get("self") if last is not None else None
+    module: Any = variables(last).get("self") if last is not None else None
     if last is None or not issubclass(type(module), nn.Module):
         return None
     return module, spot_of(last.f_back)

@@ -67,7 +67,8 @@ class DeadUnits(Fault):
                 marks,
                 Fix(
                     say(
-                        "Look at the initialisation and the learning rate, or use an activation with a slope on both sides."
+                        "Look at the initialisation and the learning rate, or use an activation with a slope on both "
+                        "sides."
                     ),
                     "torch.nn.functional.leaky_relu(h, 0.01)",
                 ),
@@ -97,7 +98,7 @@ class DeadUnits(Fault):
 
 def _is_layer(node: Node) -> bool:
     """Whether it is the activation of a layer of several units, for several samples."""
-    shape = tuple(node._input_metadata[0].shape)  # type: ignore[attr-defined]
+    shape = tuple(node._input_metadata[0].shape)
     if len(shape) < 2 or shape[0] < 2 or max(shape[1], shape[-1]) < UNITS or _product(shape) < ELEMENTS:
         return False
     child = node.next_functions[0][0]

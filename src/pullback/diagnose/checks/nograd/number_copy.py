@@ -22,8 +22,8 @@ USES = frozenset({
     "__radd__", "__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__truediv__", "tensor", "as_tensor", "matmul",
 })  # fmt: skip
 MATH = frozenset({
-    "exp", "log", "log2", "log10", "log1p", "expm1", "sqrt", "sin", "cos", "tan", "tanh", "sinh", "cosh", "asin", "acos",
-    "atan", "erf", "lgamma", "floor", "ceil",
+    "exp", "log", "log2", "log10", "log1p", "expm1", "sqrt", "sin", "cos", "tan", "tanh", "sinh", "cosh", "asin",
+    "acos", "atan", "erf", "lgamma", "floor", "ceil",
 })  # fmt: skip
 
 

@@ -21,7 +21,8 @@ SAMPLES = (
     "CauchyBackward",
 )
 INSTEAD = {
-    "Bernoulli": "torch.distributions.RelaxedBernoulli(temperature, probs=p).rsample()    # or: p + (sample - p).detach()",
+    "Bernoulli": "torch.distributions.RelaxedBernoulli(temperature, probs=p).rsample()"
+    "    # or: p + (sample - p).detach()",
     "Normal": "mean + std * torch.randn_like(mean)",
     "Poisson": "mean + mean.sqrt() * torch.randn_like(mean)    # an approximation; or a score-function estimator",
 }

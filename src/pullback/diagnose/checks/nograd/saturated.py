@@ -98,4 +98,4 @@ def _leaf_of(node: Node) -> Tensor | None:
 
 
 def _is_whole(node: Node, leaf: Tensor) -> bool:
-    return tuple(node._input_metadata[0].shape) == tuple(leaf.shape)  # type: ignore[attr-defined]
+    return tuple(node._input_metadata[0].shape) == tuple(leaf.shape)

@@ -14,7 +14,7 @@ from pullback.words import dtype_name
 
 
 class CastUnderflow(Fault):
-    """On the way back through a cast, a cotangent takes the dtype that the value had: in float16 small ones become zero.
+    """On the way back through a cast a cotangent takes the dtype that the value had: small ones become zero in float16.
 
     The mean over N elements gives each of them the cotangent 1 / N. float16 knows nothing between 0 and 6e-8: with
     some ten million elements, or small weights, every cotangent is zero there, and no parameter behind the cast learns.
@@ -52,7 +52,8 @@ class CastUnderflow(Fault):
             marks,
             Fix(
                 say("Scale the loss before the backward pass, or keep the activations in bfloat16 or float32."),
-                "scaler = torch.amp.GradScaler()\nscaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
+                "scaler = torch.amp.GradScaler()\nscaler.scale(loss).backward()\n"
+                "scaler.step(optimizer)\nscaler.update()",
             ),
         )  # fmt: skip
 

@@ -83,7 +83,7 @@ class MissingClosure(Cause):
             optimizer.zero_grad()
             loss = (w - 1).square().sum()
             loss.backward()
-            optimizer.step()  # type: ignore[call-arg]
+            optimizer.step()
 
     @staticmethod
     def good():
@@ -92,7 +92,7 @@ class MissingClosure(Cause):
         w = torch.zeros(3, requires_grad=True)
         optimizer = torch.optim.LBFGS([w])
 
-        def closure() -> float:
+        def closure():
             optimizer.zero_grad()
             loss = (w - 1).square().sum()
             loss.backward()

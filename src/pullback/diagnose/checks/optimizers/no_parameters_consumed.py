@@ -63,10 +63,11 @@ class NoParametersConsumed(Cause):
     @staticmethod
     def _used(scene: Scene, name: str, begin: ast.stmt, end: int) -> ast.stmt | None:
         for statement in own_statements(scene.scope):
-            if begin.lineno < statement.lineno < end and statement is not begin:
-                if any(isinstance(each, ast.Name | ast.Attribute) and scene.source.text(each) == name
-                       for each in ast.walk(statement)):  # fmt: skip
-                    return statement
+            if not begin.lineno < statement.lineno < end or statement is begin:
+                continue
+            names = (each for each in ast.walk(statement) if isinstance(each, ast.Name | ast.Attribute))
+            if any(scene.source.text(each) == name for each in names):
+                return statement
         return None
 
     @staticmethod

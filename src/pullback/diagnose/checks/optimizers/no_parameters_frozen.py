@@ -90,9 +90,12 @@ def freezing(source: Source) -> list[ast.expr | ast.stmt]:
             and is_true(node.args[0], False)
         ):
             found.append(node)
-        if isinstance(node, ast.Assign) and is_true(node.value, False):
-            if any(isinstance(each, ast.Attribute) and each.attr == "requires_grad" for each in node.targets):
-                found.append(node)
+        if (
+            isinstance(node, ast.Assign)
+            and is_true(node.value, False)
+            and any(isinstance(each, ast.Attribute) and each.attr == "requires_grad" for each in node.targets)
+        ):
+            found.append(node)
     return sorted(found, key=lambda each: each.lineno)
 
 

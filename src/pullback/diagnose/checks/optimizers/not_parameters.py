@@ -85,7 +85,7 @@ class NotParameters(Cause):
         import torch
 
         encoder, head = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
-        optimizer = torch.optim.Adam([encoder, head])  # type: ignore[arg-type]
+        optimizer = torch.optim.Adam([encoder, head])
         assert optimizer
 
     @staticmethod

@@ -56,7 +56,7 @@ class SharedParameter(Cause):
 
         net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
         groups = [{"params": net.parameters()}, {"params": net[1].parameters(), "lr": 1e-4}]
-        optimizer = torch.optim.SGD(groups, lr=0.1)  # type: ignore[arg-type]
+        optimizer = torch.optim.SGD(groups, lr=0.1)
         assert optimizer
 
     @staticmethod
@@ -65,5 +65,5 @@ class SharedParameter(Cause):
 
         net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
         groups = [{"params": net[0].parameters()}, {"params": net[1].parameters(), "lr": 1e-4}]
-        optimizer = torch.optim.SGD(groups, lr=0.1)  # type: ignore[arg-type]
+        optimizer = torch.optim.SGD(groups, lr=0.1)
         assert optimizer

@@ -67,9 +67,10 @@ class FrozenMoves(Fault):
     @staticmethod
     def _freezing(audit: Audit, parameter: Tensor) -> Spot | None:
         for call in reversed(audit.tape.calls):
-            if call.name in {"requires_grad_", "set requires_grad"} and call.inputs and call.spot is not None:
-                if call.inputs[0].tensor() is parameter:
-                    return call.spot
+            if call.name not in {"requires_grad_", "set requires_grad"} or not call.inputs or call.spot is None:
+                continue
+            if call.inputs[0].tensor() is parameter:
+                return call.spot
         return None
 
     @staticmethod

@@ -55,9 +55,13 @@ class NonleafGrad(Fault):
                 assert isinstance(statement, ast.Assign)
                 edits = (spot.source.replaced(statement.value, leaf_edit),)
                 code = f"{name} = {leaf_edit}"
-            elif statement is not None and own_line(spot.source, statement) and spot.code is frame.code:
-                if isinstance(statement, ast.Assign) and spot.source.text(statement.targets[0]) == name:
-                    edits = (spot.source.inserted_after(statement, f"{name}.retain_grad()"),)
+            elif (
+                isinstance(statement, ast.Assign)
+                and own_line(spot.source, statement)
+                and spot.code is frame.code
+                and spot.source.text(statement.targets[0]) == name
+            ):
+                edits = (spot.source.inserted_after(statement, f"{name}.retain_grad()"),)
         audit.report(
             self.found(
                 say(

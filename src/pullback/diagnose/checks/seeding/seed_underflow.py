@@ -57,7 +57,8 @@ class SeedUnderflow(Fault):
                     say(
                         "All of the seed is zero in {dtype}, whose smallest number is {least:.3g}: every gradient of "
                         "this pass is zero.",
-                        dtype=dtype_name(root.dtype), least=torch.finfo(root.dtype).smallest_normal * torch.finfo(root.dtype).eps,
+                        dtype=dtype_name(root.dtype),
+                        least=torch.finfo(root.dtype).smallest_normal * torch.finfo(root.dtype).eps,
                     ),
                     marks,
                     Fix(

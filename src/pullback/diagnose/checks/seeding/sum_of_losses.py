@@ -13,8 +13,9 @@ from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
 LOSSES = frozenset({
-    "pow", "__pow__", "square", "abs", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "nll_loss",
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "gaussian_nll_loss", "poisson_nll_loss",
+    "pow", "__pow__", "square", "abs", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy",
+    "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "gaussian_nll_loss",
+    "poisson_nll_loss",
 })  # fmt: skip
 REDUCES = frozenset({"sum", "mean"})
 

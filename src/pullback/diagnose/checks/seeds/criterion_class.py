@@ -49,7 +49,7 @@ class CriterionClass(Cause):
 
         net = torch.nn.Linear(3, 1)
         loss = torch.nn.MSELoss(net(torch.randn(4, 3)), torch.zeros(4, 1))
-        loss.backward()  # type: ignore[operator]
+        loss.backward()
 
     @staticmethod
     def good():

@@ -28,7 +28,10 @@ class RootIsCollection(Cause):
 
     code = "PB112"
     title = "backward() was called on a collection of values, not on a tensor."
-    says = ("object has no attribute 'backward'",)
+    says = (
+        "object has no attribute 'backward'",
+        *(f"'{kind}' object has no attribute 'backward'" for kind in ("tuple", "list", "dict")),
+    )
     raises = (AttributeError,)
 
     def diagnose(self, case: Case) -> Diagnosis | None:
@@ -107,7 +110,7 @@ class RootIsCollection(Cause):
         net = torch.nn.Linear(3, 1)
         output, state = rnn(torch.randn(5, 1, 2))
         losses = {"last": net(output[-1]).square().mean(), "state": state.square().mean()}
-        losses.backward()  # type: ignore[attr-defined]
+        losses.backward()
 
     @staticmethod
     def good():

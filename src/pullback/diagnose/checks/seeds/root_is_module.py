@@ -80,7 +80,7 @@ class RootIsModule(Cause):
         net = torch.nn.Linear(3, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         loss = net(torch.randn(4, 3)).square().mean()
-        optimizer.backward()  # type: ignore[attr-defined]
+        optimizer.backward()
 
     @staticmethod
     def good():

@@ -130,8 +130,8 @@ class RootIsNone(Cause):
         def loss_of(x: torch.Tensor) -> None:
             value = net(x).square().mean()
 
-        loss = loss_of(torch.randn(4, 3))  # type: ignore[func-returns-value]
-        loss.backward()  # type: ignore[attr-defined]
+        loss = loss_of(torch.randn(4, 3))
+        loss.backward()
 
     @staticmethod
     def good():

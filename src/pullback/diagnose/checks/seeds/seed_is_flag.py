@@ -54,7 +54,7 @@ class SeedIsFlag(Cause):
 
         net = torch.nn.Linear(3, 1)
 
-        def train(x):  # type: ignore[no-untyped-def]
+        def train(x):
             loss = net(x).square().mean()
             loss.backward(True)
             return loss
@@ -67,7 +67,7 @@ class SeedIsFlag(Cause):
 
         net = torch.nn.Linear(3, 1)
 
-        def train(x):  # type: ignore[no-untyped-def]
+        def train(x):
             loss = net(x).square().mean()
             loss.backward(retain_graph=True)
             return loss

@@ -19,8 +19,8 @@ from pullback.language import say
 
 RANDOM = frozenset({
     "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout", "bernoulli", "rand", "randn",
-    "rand_like", "randn_like", "randint", "randperm", "multinomial", "normal", "poisson", "bernoulli_", "uniform_", "normal_",
-    "rrelu", "gumbel_softmax", "scaled_dot_product_attention",
+    "rand_like", "randn_like", "randint", "randperm", "multinomial", "normal", "poisson", "bernoulli_", "uniform_",
+    "normal_", "rrelu", "gumbel_softmax", "scaled_dot_product_attention",
 })  # fmt: skip
 DEPTH = 60
 

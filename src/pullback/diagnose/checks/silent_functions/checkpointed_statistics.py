@@ -74,7 +74,8 @@ class CheckpointedStatistics(Fault):
                 self.found(
                     say(
                         "A batch norm in training mode runs inside of this checkpoint. The recomputation in the "
-                        "backward counts each batch a second time: num_batches_tracked and the running statistics move twice a step."
+                        "backward counts each batch a second time: num_batches_tracked and the running statistics move "
+                        "twice a step."
                     ),
                     marks,
                     Fix(

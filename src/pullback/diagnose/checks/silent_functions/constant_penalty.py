@@ -14,8 +14,8 @@ from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
 SUMS = frozenset({
-    "add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__", "rsub", "__rsub__", "mul", "__mul__", "__rmul__", "div",
-    "sum", "mean", "stack", "true_divide", "squeeze", "view", "reshape",
+    "add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__", "rsub", "__rsub__", "mul", "__mul__",
+    "__rmul__", "div", "sum", "mean", "stack", "true_divide", "squeeze", "view", "reshape",
 })  # fmt: skip
 MOST = 300
 

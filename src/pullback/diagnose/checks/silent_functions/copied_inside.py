@@ -10,7 +10,7 @@ from pullback.language import say
 
 
 class CopiedInside(FunctionalFault):
-    """Inside of the function the numbers leave torch, so that the function counts as constant, and its derivative as zero.
+    """Inside the function the numbers leave torch, so that the function counts as constant and its derivative as zero.
 
     ``torch.autograd.functional.jacobian`` (``vjp``, ``hessian``) with ``strict=False``, the default, and ``torch.func``
     return zeros where the output has no graph to the input. A ``tolist()``, ``item()``, ``numpy()`` or ``detach()`` in

@@ -152,7 +152,8 @@ def _mended(source: Source, node: ast.AST) -> tuple[str, tuple[Edit, ...]]:
     general = "def hook(g):\n    return g * 100    # a new tensor"
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.lineno != node.end_lineno:
         return general, ()
-    call = f"{source.text(node.func.value)}.{node.func.attr[:-1]}({', '.join(map(source.text, [*node.args, *node.keywords]))})"
+    given = ", ".join(map(source.text, [*node.args, *node.keywords]))
+    call = f"{source.text(node.func.value)}.{node.func.attr[:-1]}({given})"
     above = source.parent(node)
     if isinstance(above, ast.Return | ast.Lambda):
         return call, (source.replaced(node, call),)

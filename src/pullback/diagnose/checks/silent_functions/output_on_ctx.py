@@ -68,7 +68,10 @@ class OutputOnCtx(Fault):
                 function=function, name=name,
             ),
             [Mark.at(Place(code.co_filename, found, f"{function}.forward"), say("the output is kept here"))],
-            Fix(say("Save it with ctx.save_for_backward."), "ctx.save_for_backward(y)    # in backward: (y,) = ctx.saved_tensors"),
+            Fix(
+                say("Save it with ctx.save_for_backward."),
+                "ctx.save_for_backward(y)    # in backward: (y,) = ctx.saved_tensors",
+            ),
         )  # fmt: skip
 
     @staticmethod

@@ -34,7 +34,8 @@ class SummedGradient(CustomFault):
             return self.found(
                 say(
                     "{function}.backward returned a gradient of shape {got} for {name}, which has shape {shape}. torch "
-                    "sums it to that shape without a word. The output does not have shape {got}: this is no broadcast of {name}.",
+                    "sums it to that shape without a word. The output does not have shape {got}: this is no broadcast "
+                    "of {name}.",
                     function=name_of(node), got=got, name=name, shape=shape,
                 ),
                 marks_at_return(node, place, say("the gradient of {name} is returned here", name=name)),

@@ -103,8 +103,13 @@ class BackwardOfFunction(Fault):
                 say("The gradient of {name} by its input {input} is wrong: {told}.{shape}",
                     name=kind.__name__, input=name, told=told, shape=shape),
                 marks,
-                Fix(say("Derive backward again for what forward computes; pullback.check compares them to the last digits."),
-                    f"import pullback\npullback.check({kind.__name__}.apply, inputs)"),
+                Fix(
+                    say(
+                        "Derive backward again for what forward computes; pullback.check compares them to the last "
+                        "digits."
+                    ),
+                    f"import pullback\npullback.check({kind.__name__}.apply, inputs)",
+                ),
                 confidence="high" if found.missing or found.shape is not None else "medium",
             )
         )  # fmt: skip
@@ -207,9 +212,12 @@ def _compared(application: Application) -> Iterator[Difference]:
     """The inputs whose gradient does not fit, by one random direction for each."""
     kind, point = application.kind, _doubled(application.before)
     wanted = [
-        at for at, each in enumerate(application.given)
-        if isinstance(each, Tensor) and each.requires_grad and each.dtype in {torch.float32, torch.float64, torch.float16, torch.bfloat16}
-    ]  # fmt: skip
+        at
+        for at, each in enumerate(application.given)
+        if isinstance(each, Tensor)
+        and each.requires_grad
+        and each.dtype in {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+    ]
     generator = torch.Generator().manual_seed(0)
     with torch.enable_grad():
         leaves = list(_doubled(point))

@@ -87,10 +87,18 @@ class InputChanged(Fault):
                 edits = (forward.source.inserted_before(first, f"{name} = {name}.clone()"),)
         audit.report(
             self.found(
-                say("{kind}.forward changed its input {name} in place; it neither said ctx.mark_dirty({name}) nor returned it.",
-                    kind=kind.__name__, name=name),
+                say(
+                    "{kind}.forward changed its input {name} in place; it neither said ctx.mark_dirty({name}) nor "
+                    "returned it.",
+                    kind=kind.__name__, name=name,
+                ),
                 marks,
-                Fix(say("Work on a copy of the input."), f"{name} = {name}.clone()", edits, "high" if edits else "medium"),
+                Fix(
+                    say("Work on a copy of the input."),
+                    f"{name} = {name}.clone()",
+                    edits,
+                    "high" if edits else "medium",
+                ),
                 tensors=[audit.subject(application.given[at], "input")],
                 useless=[say("detach() or .data within forward: they share the memory.")],
             )

@@ -196,7 +196,7 @@ def _array_written(array: tuple[str, Frame], noted: Noted, backward: Backward) -
     lines = [
         spot.line if spot is not None and spot.file == frame.file else None for spot in (noted.spot, backward.spot)
     ]
-    found = [each for each in _stores(source, frame.scope, name)]
+    found = list(_stores(source, frame.scope, name))
     between = [each for each in found if (lines[0] or 0) <= each.lineno <= (lines[1] or sys.maxsize)]
     if not found:
         return None

@@ -6,7 +6,7 @@ import re
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.functions.parallel import constructions, marks_of, with_option, wrapped
+from pullback.diagnose.evidence.functions.parallel import constructions, made_in, marks_of, with_option, wrapped
 from pullback.diagnose.values import Diagnosis, Fix, Subject
 from pullback.language import say
 
@@ -42,6 +42,8 @@ class UnusedParameters(Cause):
         names = ", ".join(name for name, _ in unused[:8]) or say("some of its parameters")
         marks = [case.mark(say("the next iteration begins here"))]
         marks += marks_of(calls, say("made distributed here, without find_unused_parameters"))
+        if model is not None:
+            marks += made_in(model.module, [name for name, _ in unused[:8]])[:4]
         edits = with_option(calls, "find_unused_parameters", "True") if len(calls) == 1 else ()
         return self.found(
             say(

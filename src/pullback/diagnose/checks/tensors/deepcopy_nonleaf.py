@@ -151,6 +151,12 @@ def _kept(source: Source, attribute: str) -> Iterator[ast.expr]:
             for target in node.targets:
                 if isinstance(target, ast.Attribute) and target.attr == attribute:
                     yield node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
-            if isinstance(node.func.value, ast.Attribute) and node.func.value.attr == attribute and node.args:
-                yield node.args[0]
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "append"
+            and isinstance(node.func.value, ast.Attribute)
+            and node.func.value.attr == attribute
+            and node.args
+        ):
+            yield node.args[0]

@@ -44,7 +44,7 @@ class GradType(Cause):
         import torch
 
         weight = torch.nn.Parameter(torch.randn(2))
-        weight.grad = 0  # type: ignore[assignment]
+        weight.grad = 0
 
     @staticmethod
     def good():

@@ -47,7 +47,7 @@ class ModeWithoutCall(Cause):
         import torch
 
         w = torch.ones(2, requires_grad=True)
-        with torch.enable_grad:  # type: ignore[attr-defined]
+        with torch.enable_grad:
             w.sum().backward()
 
     @staticmethod

@@ -79,9 +79,7 @@ class NotDivided(Fault):
 
     @staticmethod
     def _parts(spot: Spot) -> Iterator[str]:
-        """How many parts there are, as the source says it: ``chunk(4)``, or ``if (i + 1) % k == 0: "
-        "optimizer.step()``.
-        """
+        """How many parts there are, as the source says: ``chunk(4)``, or ``if (i + 1) % k == 0: optimizer.step()``."""
         statement, source = spot.statement, spot.source
         loop = loop_around(source, statement) if statement is not None else None
         if loop is None:

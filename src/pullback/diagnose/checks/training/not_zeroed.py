@@ -100,9 +100,10 @@ class NotZeroed(Fault):
         if loop is None or frame is None:
             return False
         for node in ast.walk(loop):
-            if isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Load):
-                if frame.evaluated(node.value) is leaf and not isinstance(spot.source.parent(node), ast.Compare):
-                    return True
+            if not isinstance(node, ast.Attribute) or node.attr != "grad" or not isinstance(node.ctx, ast.Load):
+                continue
+            if frame.evaluated(node.value) is leaf and not isinstance(spot.source.parent(node), ast.Compare):
+                return True
         return False
 
     def after_backward(self, audit: Audit, backward: Backward) -> None:

@@ -62,9 +62,10 @@ class PenaltyScaled(Fault):
     def _is_scaled(audit: Audit, backward: Backward, scale: Tensor | None) -> bool:
         for root in backward.roots:
             value = audit.tape.value_of(root) if isinstance(root, Tensor) else None
-            if value is not None and value.maker is not None and scale is not None:
-                if any(each.tensor() is scale for each in value.maker.inputs):
-                    return True
+            if value is None or value.maker is None or scale is None:
+                continue
+            if any(each.tensor() is scale for each in value.maker.inputs):
+                return True
         return False
 
     @staticmethod

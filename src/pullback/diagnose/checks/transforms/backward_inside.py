@@ -51,7 +51,10 @@ class BackwardInside(Cause):
             ),
             marks,
             Fix(
-                say("Leave backward() out: the transform gives the gradient. For a derivative within, nest torch.func.grad."),
+                say(
+                    "Leave backward() out: the transform gives the gradient. For a derivative within, nest "
+                    "torch.func.grad."
+                ),
                 "\n".join(each.text.strip() for each in edits if each.text),
                 edits,
                 "high" if sure else "medium",

@@ -44,7 +44,10 @@ class BatchSizes(Cause):
         if made is not None and wanted is not None:
             edits = set_keyword(case.site, made, "in_dims", wanted, 1)
         return self.found(
-            say("With in_dims={dims} the samples are in these dimensions: {told}. They differ in length.", dims=dims, told=told),
+            say(
+                "With in_dims={dims} the samples are in these dimensions: {told}. They differ in length.",
+                dims=dims, told=told,
+            ),
             [case.mark(say("vmap is applied here"))],
             Fix(
                 say("Give None in in_dims for each argument that all samples share."),

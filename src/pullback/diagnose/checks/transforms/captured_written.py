@@ -37,8 +37,8 @@ class CapturedWritten(Cause):
         edits = _out_of_place(case)
         return self.found(
             say(
-                "{function} runs under {name} and changes a tensor that was made outside it. A transformed function may "
-                "only change what it made itself.",
+                "{function} runs under {name} and changes a tensor that was made outside it. A transformed function "
+                "may only change what it made itself.",
                 function=title_of(transforms[-1].defined), name=transforms[0].name,
             ),
             marks,

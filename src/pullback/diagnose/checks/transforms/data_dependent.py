@@ -125,18 +125,18 @@ def _statement(site: Frame, test: ast.If) -> tuple[Edit, ...]:
         return ()
     yes, no = test.body[0], other[0]
     if isinstance(yes, ast.Return) and isinstance(no, ast.Return) and yes.value is not None and no.value is not None:
-        head = "return "
+        head, values = "return ", (yes.value, no.value)
     elif (
         _same_target(source.text, yes, no)
         and isinstance(yes, ast.Assign)
         and isinstance(no, ast.Assign)
         and test.orelse
     ):
-        head = f"{source.text(yes.targets[0])} = "
+        head, values = f"{source.text(yes.targets[0])} = ", (yes.value, no.value)
     else:
         return ()
-    values = f"{source.text(yes.value)}, {source.text(no.value)}"
-    text = f"{source.indent(test.lineno)}{head}torch.where({_condition(site, test.test)}, {values})"
+    chosen = ", ".join(map(source.text, values))
+    text = f"{source.indent(test.lineno)}{head}torch.where({_condition(site, test.test)}, {chosen})"
     return (Edit(source.file, test.lineno, max(no.end_lineno or 0, test.end_lineno or 0), text),)
 
 

@@ -42,7 +42,10 @@ class GradInsideVmap(Cause):
                 case.mark(say("a graph is needed here")),
                 found[0].caller.mark(say("vmap runs the function here")) if found[0].caller else case.mark(""),
             ],
-            Fix(say("Take the gradient with a transform: torch.vmap(torch.func.grad(f))(batch)."), "torch.vmap(torch.func.grad(f))(batch)"),
+            Fix(
+                say("Take the gradient with a transform: torch.vmap(torch.func.grad(f))(batch)."),
+                "torch.vmap(torch.func.grad(f))(batch)",
+            ),
             useless=[say("requires_grad=True on the batch: vmap does not pass it on.")],
         )  # fmt: skip
 

@@ -56,7 +56,9 @@ class InDims(Cause):
             say("in_dims is {dims}, the arguments are {arguments}.", dims=dims, arguments=_told(transform, args)),
             [case.mark(say("vmap is applied here"))],
             Fix(
-                say("Give in_dims as a tuple with one entry for each argument: a dimension, or None for what is shared."),
+                say(
+                    "Give in_dims as a tuple with one entry for each argument: a dimension, or None for what is shared."
+                ),
                 "\n".join(each.text.strip() for each in edits if each.text) or f"torch.vmap(f, in_dims={wanted})",
                 edits,
                 confidence,
@@ -115,5 +117,5 @@ def _edits(case: Case, wanted: str, args: tuple[Any, ...], dims: Any) -> tuple[t
         return (), "medium"
     if isinstance(made.func, ast.Name | ast.Attribute) and made is case.call and keyword_of(made, "in_dims") is None:
         return (), "medium"
-    same = isinstance(dims, list) or isinstance(dims, int)
+    same = isinstance(dims, list | int)
     return set_keyword(site, made, "in_dims", wanted, 1), "high" if same else "medium"

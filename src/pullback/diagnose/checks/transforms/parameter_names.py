@@ -18,7 +18,7 @@ from pullback.language import say
 
 
 class ParameterNames(Cause):
-    """``torch.func.functional_call`` was given parameters under names that the module does not have, or not all of them.
+    """``torch.func.functional_call`` was given parameters under names that the module does not have, or not all.
 
     The names are those of ``net.named_parameters()`` and ``net.named_buffers()``: a path with dots, ``0.weight``,
     ``encoder.bias``. With ``strict=True`` every name has to be there and none may be missing.

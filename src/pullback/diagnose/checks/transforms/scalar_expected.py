@@ -48,7 +48,12 @@ class ScalarExpected(Cause):
                 function=title_of(where), shape=shape,
             ),
             marks,
-            Fix(say("Reduce the result to a scalar, or take torch.func.jacrev for all derivatives."), code, edits, "medium"),
+            Fix(
+                say("Reduce the result to a scalar, or take torch.func.jacrev for all derivatives."),
+                code,
+                edits,
+                "medium",
+            ),
         )  # fmt: skip
 
     @staticmethod

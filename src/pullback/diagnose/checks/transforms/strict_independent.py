@@ -16,7 +16,7 @@ CUTS = frozenset(
 
 
 class StrictIndependent(Cause):
-    """With ``strict=True``, ``torch.autograd.functional`` refuses a derivative that is zero because nothing depends on it.
+    """With ``strict=True``, ``torch.autograd.functional`` refuses a derivative that is zero as nothing depends on it.
 
     Either an output is computed without the input (or the way to it is cut by ``detach()``, ``.item()``, ``.data``,
     ``torch.tensor(...)`` or ``no_grad``), or the function is linear, and its second derivative is asked for.
@@ -53,7 +53,10 @@ class StrictIndependent(Cause):
         if not cuts and made is not None and case.argument("strict") is not None:
             edits = without_keyword(case.site, made, "strict")
         return self.found(
-            say("strict=True forbids what {function} does: {said}", function=title_of(where), said=case.message.split(". ")[0] + "."),
+            say(
+                "strict=True forbids what {function} does: {said}",
+                function=title_of(where), said=case.message.split(". ")[0] + ".",
+            ),
             marks,
             Fix(
                 text,

@@ -73,7 +73,7 @@ class NoneAfterClearing(Cause):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        size = net.weight.grad.norm()  # type: ignore[union-attr]
+        size = net.weight.grad.norm()
         assert size
 
     @staticmethod
@@ -86,5 +86,5 @@ class NoneAfterClearing(Cause):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        size = net.weight.grad.norm()  # type: ignore[union-attr]
+        size = net.weight.grad.norm()
         assert size

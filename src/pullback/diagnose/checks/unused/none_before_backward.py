@@ -71,7 +71,7 @@ class NoneBeforeBackward(Cause):
         net = torch.nn.Linear(3, 1)
         for _ in range(2):
             for p in net.parameters():
-                p.grad.zero_()  # type: ignore[union-attr]
+                p.grad.zero_()
             net(torch.randn(4, 3)).square().mean().backward()
 
     @staticmethod

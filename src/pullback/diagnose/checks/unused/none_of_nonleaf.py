@@ -31,7 +31,7 @@ class NoneOfNonleaf(Cause):
 
     code = "PB610"
     title = "The gradient of a computed tensor was used: only leaves keep theirs."
-    says = ("nonetype",)
+    says = ("nonetype", "attribute of a tensor that is not a leaf")
     raises = (TypeError, AttributeError)
 
     def diagnose(self, case: Case) -> Diagnosis | None:
@@ -106,7 +106,7 @@ class NoneOfNonleaf(Cause):
         for _ in range(3):
             error = (x @ weight - 1).square().mean()
             error.backward()
-            weight = weight - 0.05 * weight.grad  # type: ignore[operator]
+            weight = weight - 0.05 * weight.grad
 
     @staticmethod
     def good():
@@ -118,7 +118,7 @@ class NoneOfNonleaf(Cause):
             error = (x @ weight - 1).square().mean()
             error.backward()
             with torch.no_grad():
-                weight -= 0.05 * weight.grad  # type: ignore[operator]
+                weight -= 0.05 * weight.grad
             weight.grad = None
 
 

@@ -77,7 +77,7 @@ class NoneUnreached(Cause):
         loss = net["used"](torch.randn(4, 3)).square().mean()
         loss.backward()
         for p in net.parameters():
-            p.grad.clamp_(-1, 1)  # type: ignore[union-attr]
+            p.grad.clamp_(-1, 1)
 
     @staticmethod
     def good():
@@ -87,4 +87,4 @@ class NoneUnreached(Cause):
         loss = net["used"](torch.randn(4, 3)).square().mean()
         loss.backward()
         for p in net.parameters():
-            p.grad.clamp_(-1, 1)  # type: ignore[union-attr]
+            p.grad.clamp_(-1, 1)

@@ -48,11 +48,17 @@ class NoneWithoutGrad(Cause):
         if rebound and step is not None and isinstance(step.value, ast.BinOp):
             sign = "-" if isinstance(step.value.op, ast.Sub) else "+"
             edits = (source.replaced(step.statement, f"{name} {sign}= {source.text(step.value.right)}"),)
-        elif step is not None and step.whole and isinstance(step.value, ast.Call) and tensor.is_floating_point():
-            if not isinstance(tensor, nn.Parameter) and not case.says("requires_grad"):
-                new = steps[-1]
-                source = new.scene.source
-                edits = (source.replaced(new.value, f"{new.text}.requires_grad_()"),)
+        elif (
+            step is not None
+            and step.whole
+            and isinstance(step.value, ast.Call)
+            and tensor.is_floating_point()
+            and not isinstance(tensor, nn.Parameter)
+            and not case.says("requires_grad")
+        ):
+            new = steps[-1]
+            source = new.scene.source
+            edits = (source.replaced(new.value, f"{new.text}.requires_grad_()"),)
         code = source.code(*edits) or code
         frozen = isinstance(tensor, nn.Parameter)
         return self.found(
@@ -86,7 +92,7 @@ class NoneWithoutGrad(Cause):
         image = torch.rand(1, 8)
         net = torch.nn.Linear(8, 2)
         net(image)[0, 1].backward()
-        saliency = image.grad.abs()  # type: ignore[union-attr]
+        saliency = image.grad.abs()
         assert saliency.sum() > 0
 
     @staticmethod
@@ -96,5 +102,5 @@ class NoneWithoutGrad(Cause):
         image = torch.rand(1, 8, requires_grad=True)
         net = torch.nn.Linear(8, 2)
         net(image)[0, 1].backward()
-        saliency = image.grad.abs()  # type: ignore[union-attr]
+        saliency = image.grad.abs()
         assert saliency.sum() > 0

@@ -147,9 +147,9 @@ def names_switched(text: Any, statement: ast.stmt) -> list[str]:
         value: ast.expr | None = statement.value
     else:
         found, value = [], getattr(statement, "value", None)
-    if called(value) in ("requires_grad_", "requires_grad") and isinstance(value, ast.Call):
-        if isinstance(value.func, ast.Attribute):
-            found.append(text(value.func.value))
+    named = called(value) in ("requires_grad_", "requires_grad")
+    if named and isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        found.append(text(value.func.value))
     return found
 
 

@@ -12,6 +12,7 @@ from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.absent.values import strictly
 from pullback.diagnose.evidence.definitions import Definition, Scene, followed
 from pullback.diagnose.evidence.source import Source, source_of
+from pullback.graph.recording.userfiles import user_files
 
 ADD = ("optim/optimizer.py", "add_param_group")
 INIT = ("optim/optimizer.py", "__init__")
@@ -39,9 +40,10 @@ def parts(case: Case, node: ast.expr | None, depth: int = 3) -> Iterator[tuple[S
 def written_as(case: Case, node: ast.expr | None, tensor: Tensor) -> tuple[Scene, ast.expr] | None:
     """The name by which a tensor stands in an argument."""
     for scene, each in parts(case, node):
-        if scene.frame is not None and isinstance(each, ast.Name | ast.Attribute | ast.Subscript):
-            if strictly(scene.frame, each) is tensor:
-                return scene, each
+        if scene.frame is None or not isinstance(each, ast.Name | ast.Attribute | ast.Subscript):
+            continue
+        if strictly(scene.frame, each) is tensor:
+            return scene, each
     return None
 
 
@@ -64,8 +66,6 @@ def definition_of(case: Case, scene: Scene, node: ast.expr, tensor: Tensor | Non
 
 def sources_of(case: Case) -> list[Source]:
     """The user's sources that take part: those of the frames, and of the classes of their modules."""
-    from pullback.graph.recording.userfiles import user_files
-
     found = {frame.file: frame.source for frame in reversed(case.frames)}
     for _, module in case.holds(nn.Module):
         for part in module.modules():

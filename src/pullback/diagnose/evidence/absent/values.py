@@ -164,9 +164,10 @@ def root_alive(case: Case, made: Pass) -> Tensor | None:
     numbers = [each for each in made.roots if each >= 0]
     for frame in reversed(case.frames):
         for thing in {**frame.local, **frame.module}.values():
-            if issubclass(type(thing), Tensor) and thing.grad_fn is not None:
-                if thing.grad_fn._sequence_nr() in numbers:
-                    return thing  # type: ignore[no-any-return]
+            if not issubclass(type(thing), Tensor) or thing.grad_fn is None:
+                continue
+            if thing.grad_fn._sequence_nr() in numbers:
+                return thing  # type: ignore[no-any-return]
     return None
 
 

@@ -31,6 +31,7 @@ class RootWithoutGraph(Cause):
 
     kinds: ClassVar[tuple[str, ...]] = ()
     says = (
+        "element 0 of tensors does not require grad and does not have a grad_fn",
         "does not require grad and does not have a grad_fn",
         "object has no attribute 'backward'",
         "object is not iterable",

@@ -102,14 +102,17 @@ def flag(call: ast.Call, name: str, position: int, body: Body) -> bool | None:
 
 
 def may_be_tensor(thing: Any) -> bool:
+    """Whether it is a tensor, or nothing is known of it."""
     return thing is None or isinstance(thing, Tensor)
 
 
 def is_integer(thing: Any) -> bool:
+    """Whether it is a tensor of integers or booleans."""
     return isinstance(thing, Tensor) and not (thing.dtype.is_floating_point or thing.dtype.is_complex)
 
 
 def has(thing: Any, key: Any) -> bool:
+    """Whether a dict, or a sequence, has something at a key or an index."""
     return key in thing if type(thing) is dict else isinstance(key, int) and -len(thing) <= key < len(thing)
 
 

@@ -79,6 +79,7 @@ def _switched(node: ast.AST, body: Body) -> Region | None:
 
 
 def sets_grad_mode(call: ast.Call) -> bool:
+    """Whether it is a call of ``torch.set_grad_enabled``, under any name of its module."""
     return (dotted(call.func) or "").rpartition(".")[2] == "set_grad_enabled"
 
 

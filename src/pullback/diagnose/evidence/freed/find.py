@@ -14,9 +14,9 @@ from torch.autograd.graph import Node
 from pullback.autodiff.deep import free_gently
 from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.frames import Frame, frames_of
-from pullback.diagnose.evidence.freed.flow import Loop, carried, loops_around, path_of, written_in
+from pullback.diagnose.evidence.freed.flow import Loop, carried, loops_around, path_of, renewed_items, written_in
 from pullback.diagnose.evidence.freed.names import Held, held_in
-from pullback.diagnose.evidence.source import source_of
+from pullback.diagnose.evidence.source import Source, source_of
 from pullback.diagnose.recorders.passes import Pass
 from pullback.graph.recording.userfiles import user_files
 from pullback.graph.saved import kept_by
@@ -383,7 +383,7 @@ def _taken_over(case: Case, held: Sequence[Held], early: set[Node], freed: set[N
         if not known[node]:
             continue
         if each.owner is not None:
-            if attribute_is_carried(each):
+            if attribute_is_carried(each) or renewals(case, each):
                 yield Name("attribute", each)
             continue
         for loop in _loops(case, each):
@@ -391,6 +391,22 @@ def _taken_over(case: Case, held: Sequence[Held], early: set[Node], freed: set[N
                 adds = _adds(each.frame, loop, each.variable)
                 yield Name("total" if adds else "carried", each, loop)
                 break
+            if each.variable not in written_in(loop) and renewals(case, each):
+                yield Name("carried", each, loop)
+                break
+
+
+def renewals(case: Case, held: Held) -> list[tuple[Source, ast.Subscript]]:
+    """The places that renew an item of a container from its last value, in the files that ran: ``memory["h"] = ...``."""
+    if not held.path.endswith("]"):
+        return []
+    try:
+        key = ast.literal_eval(held.path[held.path.rindex("[") + 1 : -1])
+    except (ValueError, SyntaxError):
+        return []
+    files = dict.fromkeys(frame.file for frame in (held.frame, *case.frames))
+    sources = [source_of(file) for file in files]
+    return [(source, node) for source in sources for node in renewed_items(source.tree, key)]
 
 
 def attribute_is_carried(held: Held) -> bool:

@@ -29,6 +29,17 @@ def events(statements: Sequence[ast.AST], *, sure: bool = True) -> Iterator[Even
         yield from _events_of(statement, sure)
 
 
+def _branch(statements: Sequence[ast.AST]) -> Iterator[Event]:
+    """What may happen in a block that may not run: what the block itself has written before, it does not take over."""
+    written: set[str] = set()
+    for kind, path, node in events(statements):
+        if kind == "write":
+            written.add(path)
+            yield "maybe", path, node
+        elif kind != "read" or path not in written:
+            yield kind, path, node
+
+
 def _events_of(node: ast.AST, sure: bool) -> Iterator[Event]:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
         return
@@ -43,10 +54,12 @@ def _events_of(node: ast.AST, sure: bool) -> Iterator[Event]:
     elif isinstance(node, ast.For | ast.AsyncFor):
         yield from _reads(node.iter)
         yield from _writes(node.target, sure)
-        yield from events([*node.body, *node.orelse], sure=False)
+        yield from _branch(node.body)
+        yield from _branch(node.orelse)
     elif isinstance(node, ast.While | ast.If):
         yield from _reads(node.test)
-        yield from events([*node.body, *node.orelse], sure=False)
+        yield from _branch(node.body)
+        yield from _branch(node.orelse)
     elif isinstance(node, ast.With | ast.AsyncWith):
         for item in node.items:
             yield from _reads(item.context_expr)
@@ -54,8 +67,10 @@ def _events_of(node: ast.AST, sure: bool) -> Iterator[Event]:
                 yield from _writes(item.optional_vars, sure)
         yield from events(node.body, sure=sure)
     elif isinstance(node, ast.Try):
-        yield from events([*node.body, *[each for one in node.handlers for each in one.body]], sure=False)
-        yield from events([*node.orelse, *node.finalbody], sure=False)
+        yield from _branch(node.body)
+        for handler in node.handlers:
+            yield from _branch(handler.body)
+        yield from _branch([*node.orelse, *node.finalbody])
     else:
         yield from _reads(node)
 
@@ -96,6 +111,29 @@ def carried(statements: Sequence[ast.AST]) -> dict[str, list[ast.expr]]:
         elif kind == "maybe":
             maybe.add(path)
     return {path: nodes for path, nodes in reads.items() if path in written or path in maybe}
+
+
+def renewed_items(tree: ast.AST, key: object) -> list[ast.Subscript]:
+    """The places that write an item of a container (``memory["h"] = ...``) which the same function reads too."""
+    found: list[ast.Subscript] = []
+    scopes = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module)]
+    for scope in scopes:
+        items = [
+            each
+            for each in _own_nodes(scope)
+            if isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Constant) and each.slice.value == key
+        ]
+        read = {path_of(each.value) for each in items if isinstance(each.ctx, ast.Load)} - {""}
+        found += [each for each in items if isinstance(each.ctx, ast.Store) and path_of(each.value) in read]
+    return found
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function or module, without those of the functions in it."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield child
+            yield from _own_nodes(child)
 
 
 def written_in(node: ast.AST) -> dict[str, list[ast.expr]]:

@@ -89,20 +89,20 @@ def call_of(spot: Spot | None) -> ast.Call | None:
     return node if isinstance(node, ast.Call) else None
 
 
-def retaining(spot: Spot | None) -> tuple[Edit, ...]:
-    """The edit that gives a call ``retain_graph=True``."""
+def retaining(spot: Spot | None, word: str = "retain_graph") -> tuple[Edit, ...]:
+    """The edit that gives a call ``retain_graph=True``, or another such word."""
     call = call_of(spot)
     if spot is None or call is None:
         return ()
     for keyword in call.keywords:
-        if keyword.arg == "retain_graph":
+        if keyword.arg == word:
             return (spot.source.replaced(keyword.value, "True"),)
     text = spot.source.text(call)
     if not text.endswith(")"):
         return ()
     inner = text[:-1].rstrip()
     comma = "" if inner.endswith(("(", ",")) else ", "
-    return (spot.source.replaced(call, f"{inner}{comma}retain_graph=True)"),)
+    return (spot.source.replaced(call, f"{inner}{comma}{word}=True)"),)
 
 
 def detached(path: str, value: Any) -> str | None:

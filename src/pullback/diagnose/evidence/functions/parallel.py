@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -12,11 +14,12 @@ from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.frames import frames_of
 from pullback.diagnose.evidence.functions.edits import Rewrite
 from pullback.diagnose.evidence.functions.hooks import calls_of, sources
-from pullback.diagnose.evidence.source import Source
+from pullback.diagnose.evidence.source import Source, source_of
 from pullback.diagnose.values import Edit, Mark
 from pullback.graph.frames import variables
 from pullback.graph.recording.userfiles import user_files
 from pullback.graph.values import Place
+from pullback.language import say
 
 
 def wrapped(case: Case) -> Any:
@@ -62,3 +65,29 @@ def with_option(calls: list[tuple[Source, ast.Call]], name: str, value: str) -> 
             rewrite.replace(call, f"{text[:-1].rstrip().rstrip(',')}, {name}={value})")
         edits += rewrite.edits()
     return tuple(edits)
+
+
+def made_in(module: nn.Module, parameters: Iterable[str]) -> list[Mark]:
+    """The lines of a model's classes that made what some parameters, given by their paths, belong to."""
+    marks: dict[tuple[str, int], Mark] = {}
+    for path in parameters:
+        layer = path.rpartition(".")[0]
+        owner, _, name = (layer or path).rpartition(".")
+        kind = type(module.get_submodule(owner))
+        file = inspect.getsourcefile(kind) if kind.__module__ != "builtins" else None
+        if file is None or not user_files(()).own_file(file):
+            continue
+        source = source_of(file)
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
+                for statement in ast.walk(node):
+                    if isinstance(statement, ast.Assign) and name in _attributes(statement):
+                        place = Place(file, statement.lineno, f"{kind.__name__}.__init__")
+                        what = say("{name} is made here", name=layer or path)
+                        marks.setdefault(place[:2], Mark.at(place, what, source.span(statement)))
+    return list(marks.values())
+
+
+def _attributes(statement: ast.Assign) -> set[str]:
+    inside = (node for target in statement.targets for node in ast.walk(target))
+    return {node.attr for node in inside if isinstance(node, ast.Attribute)}

@@ -172,9 +172,15 @@ class Watch:
                 largest = float(came[0].abs().max())
                 if largest > 0:
                     self.casts.append((index, largest, into[0].dtype, came[0].numel()))
-        elif name.startswith(("ReluBackward", "ClampBackward", "ClampM", "HardtanhBackward", "ThresholdBackward")):
-            if into and came and into[0] is not None and not bool(into[0].any()) and bool(came[0].any()):
-                self.dead.append(index)
+        elif (
+            name.startswith(("ReluBackward", "ClampBackward", "ClampM", "HardtanhBackward", "ThresholdBackward"))
+            and into
+            and came
+            and into[0] is not None
+            and not bool(into[0].any())
+            and bool(came[0].any())
+        ):
+            self.dead.append(index)
 
     def _birth(self, backward: Backward, leaves: list[Tensor]) -> Birth:
         index, from_zero = self.born[0]
@@ -239,8 +245,8 @@ def _selector(backward: Backward, node: Node) -> tuple[Node, int, str] | None:
 
 
 _DERIVATIVES = (
-    "Sqrt", "Rsqrt", "Pow", "Log", "Acos", "Asin", "Acosh", "Asinh", "Atanh", "Norm", "LinalgVectorNorm", "Cdist", "Logit",
-    "Xlogy", "LinalgEigh", "LinalgSvd", "LinalgEig", "Lgamma", "Erfinv", "Tan", "PairwiseDistance",
+    "Sqrt", "Rsqrt", "Pow", "Log", "Acos", "Asin", "Acosh", "Asinh", "Atanh", "Norm", "LinalgVectorNorm", "Cdist",
+    "Logit", "Xlogy", "LinalgEigh", "LinalgSvd", "LinalgEig", "Lgamma", "Erfinv", "Tan", "PairwiseDistance",
 )  # fmt: skip
 _OVERFLOWS = ("Exp", "Expm1", "Sinh", "Cosh", "ToCopy", "Exp2")
 

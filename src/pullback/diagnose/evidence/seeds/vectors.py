@@ -50,9 +50,9 @@ def node_unreduced(root: Tensor) -> Any:
         seen += 1
         if node is None or any(word in node.name() for word in ("Mean", "Sum", "Mm", "Convolution")):
             continue
-        if "Loss" in node.name() or "CrossEntropy" in node.name() or "KlDiv" in node.name():
-            if getattr(node, "_saved_reduction", None) == 0:
-                return node
+        is_loss = any(word in node.name() for word in ("Loss", "CrossEntropy", "KlDiv"))
+        if is_loss and getattr(node, "_saved_reduction", None) == 0:
+            return node
         waiting.extend(each for each, _ in node.next_functions)
     return None
 

@@ -89,11 +89,8 @@ def assignments(source: Source, scope: Scope, name: str) -> Iterator[ast.Assign 
     for node in ast.walk(scope):
         if source.scope(node) is not scope:
             continue
-        if (
-            (isinstance(node, ast.Assign)
-            and any(source.text(target) == name for target in node.targets))
-            or (isinstance(node, ast.AugAssign | ast.AnnAssign)
-            and source.text(node.target) == name)
+        if (isinstance(node, ast.Assign) and any(source.text(target) == name for target in node.targets)) or (
+            isinstance(node, ast.AugAssign | ast.AnnAssign) and source.text(node.target) == name
         ):
             yield node
 
