@@ -136,6 +136,21 @@ def test_codes_lists_all():
     assert {"code", "level", "title", "family", "kind"} == set(rows[0])
 
 
+def test_codes_and_pages_are_said_in_chinese(monkeypatch):
+    monkeypatch.setattr("pullback.language._spoken", [])
+    assert CliRunner().invoke(main, ["codes", "--lang", "zh"]).output.startswith("代码")
+    heading = explained("PB101", "--lang", "zh").output.partition("\n")[0]
+    assert heading.startswith("# PB101: ")
+    assert "种子" in heading
+
+
+@pytest.mark.parametrize("command", ["check", "explain", "graph", "run"])
+def test_the_examples_of_a_help_text_stand_on_lines_of_their_own(command):
+    text = CliRunner().invoke(main, [command, "--help"]).output
+    assert f"\n  pullback {command} " in text
+    assert "\\b" not in text
+
+
 def explained(*arguments, **more):
     return CliRunner().invoke(main, ["explain", *arguments], **more)
 
@@ -162,3 +177,20 @@ def test_explain_takes_a_text_from_a_log():
         assert codes[0] == "PB101"
         assert "pullback run" in result.output.splitlines()[-1]
     assert explained("KeyError: 'x'").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ("element 0 of tensors", "PB201"),
+        ("Function 'F' returned an incorrect number of gradients (expected 2, got 1)", "PB703"),
+        ("only Tensors of floating point and complex dtype can require gradients", "PB501"),
+        ("AttributeError: 'float' object has no attribute 'backward'", "PB208"),
+        ("AttributeError: 'tuple' object has no attribute 'backward'", "PB112"),
+        ("Function AddmmBackward0 returned an invalid gradient at index 1 - got [10, 5] but expected shape compatible "
+         "with [10, 4]", "PB702"),
+        ("The .grad attribute of a Tensor that is not a leaf Tensor is being accessed.", "PB610"),
+    ],
+)  # fmt: skip
+def test_explain_names_first_what_fits_the_text_best(text, codes):
+    assert next(line.split()[0] for line in explained(text).output.splitlines() if line.startswith("PB")) == codes

@@ -21,7 +21,7 @@ CELLS = """
         shell.run_cell(text)
         sys.stdout.flush()
 
-    cell("import torch, pullback as pb\\nhooks = pb.install()")
+    cell("import torch, pullback as pb\\nhooks = pb.install('trace')")
     cell("def double(w):\\n    return w * 2")
     cell("w = torch.ones(3, requires_grad=True)\\ny = double(w)\\ny.backward()")
     cell("{}['x']")
@@ -40,4 +40,5 @@ def test_a_failing_cell_is_explained(tmp_path):
     assert "2 |     return w * 2\n" in failed
     assert other == removed == last == ""
     assert ended.stdout.endswith("PB101\n")
+    assert "/pullback/" not in ended.stdout
     assert ended.stdout.count("RuntimeError: grad can be implicitly created only for scalar outputs") == 2

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import textwrap
 import zipfile
 from pathlib import Path
 
@@ -34,6 +35,8 @@ ENDS = """
         sys.exit(7)
     if how == "text":
         raise SystemExit("good bye")
+    if how == "list":
+        sys.exit([1, 2])
     if how == "interrupt":
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
@@ -47,7 +50,7 @@ ENDS = """
 """
 
 
-@pytest.mark.parametrize("how", ["status", "text", "interrupt", "error", "hook", "input", "--json"])
+@pytest.mark.parametrize("how", ["status", "text", "list", "interrupt", "error", "hook", "input", "--json"])
 def test_a_program_ends_as_under_python(tmp_path, how):
     written(tmp_path, program=ENDS)
     plain = python(tmp_path, "program.py", how, "-x", "--", given="a line")
@@ -177,6 +180,85 @@ def test_a_program_that_gives_up_after_an_error_is_explained(tmp_path):
     assert [each["code"] for each in json.loads((tmp_path / "report.json").read_text())["diagnoses"]] == ["PB101"]
 
 
+CHAINS = {
+    "an error that cannot be printed": """
+        class Own(Exception):
+            def __str__(self):
+                raise ValueError
+
+        try:
+            fail()
+        except RuntimeError as error:
+            raise Own from error
+    """,
+    "a group": """
+        import asyncio
+
+        async def job():
+            fail()
+
+        async def main():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(job())
+
+        asyncio.run(main())
+    """,
+    "a hook that fails": """
+        import sys
+        sys.excepthook = lambda *error: error[3]
+        fail()
+    """,
+}
+
+
+@pytest.mark.parametrize("how", CHAINS)
+def test_the_error_behind_what_ended_the_program_is_explained(tmp_path, how):
+    start = "import torch\n\ndef fail():\n    torch.ones(3, requires_grad=True).exp().backward()\n\n"
+    written(tmp_path, program=start + textwrap.dedent(CHAINS[how]))
+    ended = run(tmp_path, "program.py")
+    assert ended.returncode == 1
+    assert ended.stderr.count("error[PB101]") == 1
+    assert "program.py:4 in fail" in ended.stderr
+
+
+def test_an_error_in_a_worker_says_how_it_can_be_explained(tmp_path):
+    written(
+        tmp_path,
+        program="""
+            import torch
+
+            class Numbers(torch.utils.data.Dataset):
+                def __len__(self):
+                    return 1
+
+                def __getitem__(self, index):
+                    torch.ones(3, requires_grad=True).exp().backward()
+
+            if __name__ == "__main__":
+                next(iter(torch.utils.data.DataLoader(Numbers(), num_workers=1)))
+        """,
+    )
+    last = run(tmp_path, "program.py").stderr.splitlines()[-1]
+    assert last == "pullback: this error happened in a worker process; with num_workers=0 it can be explained"
+
+
+def test_a_call_over_several_lines_is_read_whole(tmp_path):
+    written(
+        tmp_path,
+        program="""
+            import torch
+            w = torch.ones(3, requires_grad=True)
+            (
+                w
+                * 2
+            ).backward(
+                retain_graph=True,
+            )
+        """,
+    )
+    assert "= cause: w * 2 has shape (3,)" in run(tmp_path, "program.py").stderr
+
+
 def test_an_error_in_a_thread_is_explained(tmp_path):
     written(
         tmp_path,
@@ -229,3 +311,21 @@ def test_what_cannot_be_run_is_said_before(tmp_path, monkeypatch, target, module
     (tmp_path / "bytes.py").write_bytes(b"a\0b")
     with pytest.raises(ValueMismatch, match=re.escape(what)):
         Program(target, module=module)
+
+
+def test_warnings_are_those_of_the_users_lines(tmp_path):
+    source = """
+        import torch
+
+        x = torch.randn(1, requires_grad=True)
+        h = x * 2
+        y = float(h)
+        h.grad
+        """
+    written(tmp_path, warns=source)
+    plain = python(tmp_path, "warns.py")
+    assert ":6: UserWarning" in plain.stderr
+    assert ":7: UserWarning" in plain.stderr
+    watched = run(tmp_path, "--trace", "warns.py")
+    places = [re.findall(r"warns\.py:\d+", each.stderr) for each in (plain, watched)]
+    assert places[0] == places[1]

@@ -29,7 +29,7 @@ PLAUSIBLE: tuple[tuple[int, ...], ...] = ((3, 4), (4, 4), (4,), ())
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random inputs and directions.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report as JSON.")
 def check(target: str, shapes: Sequence[str], file: Path | None, order: int, seed: int, json_file: Path | None) -> None:
-    r"""Check the derivatives of TARGET against finite differences, and forward mode against reverse mode.
+    """Check the derivatives of TARGET against finite differences, and forward mode against reverse mode.
 
     TARGET is module.py:name or package.module:name of a function, of an nn.Module (or a class of them, made without
     arguments), or of a torch.autograd.Function. Inputs are random numbers of the shapes given; those of a Function
@@ -38,7 +38,7 @@ def check(target: str, shapes: Sequence[str], file: Path | None, order: int, see
     \b
     pullback check ops.py:MySigmoid
     pullback check model.py:Net --input 8,3 --order 2
-    """
+    """  # noqa: D301
     torch.manual_seed(seed)
     thing = load(target).thing
     if inspect.isclass(thing) and issubclass(thing, nn.Module):

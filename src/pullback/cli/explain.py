@@ -29,14 +29,14 @@ _CODE = re.compile(r"\s*pba?\d*\s*", re.IGNORECASE)
 @click.option("--lang", type=click.Choice(["en", "zh"]), help="Language of the text.  [default: the environment's]")
 @click.option("--color/--no-color", default=None, help="Colour.  [default: on a terminal]")
 def explain(what: Sequence[str], lang: str | None, color: bool | None) -> None:
-    r"""Print the page of a code, or say what an error text can mean.
+    """Print the page of a code, or say what an error text can mean.
 
     TEXT is what torch said, as it stands in a log; - reads it from standard input.
 
     \b
     pullback explain PB101
     pullback explain "element 0 of tensors does not require grad"
-    """
+    """  # noqa: D301
     if lang is not None:
         speak(lang)
     text = " ".join(what)

@@ -45,7 +45,7 @@ def graph(
     json_file: Path | None,
     lang: str,
 ) -> None:
-    r"""Show the autograd graph of what TARGET returns.
+    """Show the autograd graph of what TARGET returns.
 
     TARGET is module.py:function or package.module:name. A function is called with the inputs, which require grad; an
     nn.Module (or a class of them, made without arguments) is called with inputs that do not.
@@ -53,7 +53,7 @@ def graph(
     \b
     pullback graph train.py:loss
     pullback graph model.py:Net --input 8,3,32,32 --html graph.html
-    """
+    """  # noqa: D301
     if shapes and file:
         raise click.UsageError("give inputs by --input or by --inputs, not by both")
     inputs = [parse_input(shape) for shape in shapes] or (read_inputs(file) if file else [])

@@ -83,9 +83,11 @@ class Job:
             if error is not ended.error:
                 return shown(kind, error, trace)
             error.__traceback__ = ended.trace
-            shown(kind, error, ended.trace)
-            self._say(report, ended.failed)
-            held.release()
+            try:
+                shown(kind, error, ended.trace)
+            finally:  # the program's own hook may fail
+                self._say(report, ended.failed)
+                held.release()
             return None
 
         sys.excepthook = hook
@@ -203,7 +205,7 @@ def run(
     module: str | None,
     program: Sequence[str],
 ) -> None:
-    r"""Run a program unchanged; when autograd fails, say why.
+    """Run a program unchanged; when autograd fails, say why.
 
     The diagnosis follows the traceback on standard error. Options stand before the script; what follows it is the
     script's own.
@@ -212,7 +214,7 @@ def run(
     pullback run train.py --epochs 3
     pullback run --trace -m mypackage.train
     torchrun --nproc-per-node 2 -m pullback run train.py
-    """
+    """  # noqa: D301
     if lang is not None:
         speak(lang)
     if module is None and not program:

@@ -401,7 +401,7 @@ class Audit:
                 self.trouble.append(f"parameter: {type(problem).__name__}: {problem}")
             return made
 
-        nn.Parameter.__new__ = new  # type: ignore[method-assign]
+        nn.Parameter.__new__ = new  # type: ignore[assignment, method-assign]
 
         def undo() -> None:
             nn.Parameter.__new__ = staticmethod(original)  # type: ignore[method-assign]
@@ -418,7 +418,7 @@ class Audit:
                 self.optimizers.add(optimizer)
                 self.made[optimizer] = spot_here(2)
 
-        Optimizer.__init__ = init  # type: ignore[method-assign]
+        Optimizer.__init__ = init  # type: ignore[assignment, method-assign]
 
         def undo() -> None:
             Optimizer.__init__ = original  # type: ignore[method-assign]
@@ -434,7 +434,7 @@ class Audit:
             self._tell("after_zero_grad", self._step(optimizer))
             return result
 
-        Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+        Optimizer.zero_grad = zero_grad  # type: ignore[assignment, method-assign]
 
         def undo() -> None:
             Optimizer.zero_grad = original  # type: ignore[method-assign]
@@ -474,12 +474,12 @@ class Audit:
         def runs(thread: threading.Thread) -> None:
             spot = waiting.pop(id(thread), None)
             run_all(thread)
-            made = torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]
+            made = torch._C._autograd._get_sequence_nr()
             if spot is not None and made and len(self.threads) < THREADS:
                 passes = self.passes.latest() is not None
                 self.threads.append(Started(spot, made, passes))
 
-        threading.Thread.start = starts  # type: ignore[method-assign]
+        threading.Thread.start = starts  # type: ignore[assignment, method-assign]
         threading.Thread._bootstrap_inner = runs  # type: ignore[attr-defined]
 
         def undo() -> None:

@@ -94,7 +94,8 @@ class Case:
             if keyword.arg == name:
                 return keyword.value
         if position is not None and position < len(self.call.args):
-            return self.call.args[position]
+            before = self.call.args[: position + 1]  # behind *args, places are not known
+            return None if any(isinstance(each, ast.Starred) for each in before) else before[-1]
         return None
 
     @cached_property

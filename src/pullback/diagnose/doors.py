@@ -125,7 +125,7 @@ class Installed:
         former: Hook = sys.excepthook
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            former(kind, error, trace)
+            former(kind, error, self._cleaned(error, trace))
             self._explain(error)
 
         sys.excepthook = hook
@@ -140,6 +140,9 @@ class Installed:
         former = threading.excepthook
 
         def hook(args: threading.ExceptHookArgs) -> None:
+            if args.exc_value is not None:
+                trace = self._cleaned(args.exc_value, args.exc_traceback)
+                args = threading.ExceptHookArgs((args.exc_type, args.exc_value, trace, args.thread))
             former(args)
             if args.exc_value is not None:
                 self._explain(args.exc_value)
@@ -159,7 +162,7 @@ class Installed:
         former = (shell.custom_exceptions, shell.CustomTB)
 
         def handler(shell: Any, kind: Any, error: BaseException, trace: Any, tb_offset: int | None = None) -> None:
-            shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+            shell.showtraceback((kind, error, self._cleaned(error, trace)), tb_offset=tb_offset)
             self._explain(error)
 
         shell.set_custom_exc((Exception,), handler)
@@ -168,6 +171,15 @@ class Installed:
             shell.custom_exceptions, shell.CustomTB = former
 
         self._undo.append(undo)
+
+    def _cleaned(self, error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+        """The traceback of an error that is to be shown, without our frames."""
+        if not self.active:
+            return trace
+        from pullback.diagnose.traces import clean, without_ours  # noqa: PLC0415 - not at import
+
+        clean(error)
+        return without_ours(trace)
 
     def _explain(self, error: BaseException) -> None:
         if not self.active or not isinstance(error, Exception) or explained(error):

@@ -212,6 +212,6 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
 
 def _failure(error: BaseException | None) -> BaseException | None:
     """The error to be explained: for a program that gave up with an exit status, the one that made it do so."""
-    if isinstance(error, SystemExit) and error.code not in {None, 0}:
+    if isinstance(error, SystemExit) and not (error.code is None or (isinstance(error.code, int) and error.code == 0)):
         return error.__cause__ or error.__context__
     return None if isinstance(error, SystemExit | KeyboardInterrupt) else error

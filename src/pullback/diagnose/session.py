@@ -122,13 +122,18 @@ class Session:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those that led to it."""
+    """An error, those that led to it, and those in its group."""
     seen: set[int] = set()
-    here: BaseException | None = error
-    while here is not None and id(here) not in seen and len(seen) < CHAIN:
+    waiting: list[BaseException | None] = [error]
+    while waiting and len(seen) < CHAIN:
+        here = waiting.pop(0)
+        if here is None or id(here) in seen:
+            continue
         seen.add(id(here))
         yield here
-        here = here.__cause__ or (None if here.__suppress_context__ else here.__context__)
+        if isinstance(here, BaseExceptionGroup):
+            waiting += here.exceptions
+        waiting.append(here.__cause__ or (None if here.__suppress_context__ else here.__context__))
 
 
 def explain(error: BaseException | None = None) -> Report:

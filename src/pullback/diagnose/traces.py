@@ -26,6 +26,7 @@ def clean(error: BaseException) -> None:
             seen.add(id(here))
             here.__traceback__ = without_ours(here.__traceback__)
             waiting += [here.__cause__, here.__context__]
+            waiting += here.exceptions if isinstance(here, BaseExceptionGroup) else ()
 
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:

@@ -82,6 +82,8 @@ class Source:
         for node in ast.walk(self.tree):  # from the outside in
             if isinstance(node, ast.expr):
                 expressions.setdefault((node.lineno, node.col_offset, node.end_lineno, node.end_col_offset), node)
+                if (bounds := _from_name(node)) is not None:
+                    expressions.setdefault(bounds, node)
             elif isinstance(node, ast.stmt):
                 statements.setdefault((node.lineno, node.col_offset, node.end_lineno, node.end_col_offset), node)
         return expressions, statements
@@ -143,6 +145,16 @@ class Source:
     def code(self, *edits: Edit) -> str:
         """The lines of edits as they should read, for a reader."""
         return "\n".join(textwrap.dedent(edit.text) for edit in edits if edit.text is not None)
+
+
+def _from_name(node: ast.expr) -> Bounds | None:
+    """The bounds that Python gives a method call or an attribute whose name is on a later line: from the name on."""
+    named = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(named, ast.Attribute) or named.end_lineno == node.lineno:
+        return None
+    assert named.end_lineno is not None
+    assert named.end_col_offset is not None
+    return named.end_lineno, named.end_col_offset - len(named.attr), node.end_lineno, node.end_col_offset
 
 
 def source_of(file: str) -> Source:

@@ -9,6 +9,7 @@ are never heard: its step is noted as one call that wrote to its parameters.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from pullback.diagnose.recorders import tape
 from pullback.diagnose.recorders.spots import spot_here
 from pullback.diagnose.recorders.tape import Tape, version_of
 from pullback.graph.recording.record import Recording
@@ -49,13 +51,13 @@ class Focus:
     """Starts and stops a tape.
 
     Args:
-        tape: The tape.
+        heard: The tape.
         attention: How much is heard.
         turned: Told when hearing begins again (True) and when it ends (False), for who listens to more than the tape.
     """
 
-    def __init__(self, tape: Tape, attention: Attention, turned: Callable[[bool], None] | None = None) -> None:
-        self._tape = tape
+    def __init__(self, heard: Tape, attention: Attention, turned: Callable[[bool], None] | None = None) -> None:
+        self._tape = heard
         self._attention = attention
         self._turned = turned
         self._left = attention.first
@@ -68,6 +70,7 @@ class Focus:
         """Begin, in the thread whose calls are heard."""
         self._started = True
         self._undo = [
+            _warnings_at_the_users_line(),
             register_optimizer_step_pre_hook(self._step_begins).remove,
             register_optimizer_step_post_hook(self._step_ends).remove,
         ]
@@ -167,3 +170,21 @@ class _Rest:
         seconds, passes = self._heard
         extra = seconds - passes * rested / self.passes
         return rested >= extra / share
+
+
+def _warnings_at_the_users_line() -> Callable[[], None]:
+    """Torch warns at the line of Python's that called it, which is the tape's: have it shown at the user's."""
+    original = warnings.showwarning
+
+    def showwarning(message: Any, category: Any, filename: str, lineno: int, *rest: Any, **named: Any) -> None:
+        if filename == tape.__file__ and (spot := spot_here(2)) is not None:
+            filename, lineno = spot.file, spot.line
+        original(message, category, filename, lineno, *rest, **named)
+
+    warnings.showwarning = showwarning
+
+    def undo() -> None:
+        if warnings.showwarning is showwarning:
+            warnings.showwarning = original
+
+    return undo

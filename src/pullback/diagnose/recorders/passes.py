@@ -71,7 +71,7 @@ class Passes:
     def all(self) -> list[Pass]:
         """The latest passes, the oldest first."""
         ended = set(self._ended)
-        return [Pass(*each, ended=each[0] in ended) for each in list(self._noted)]
+        return [Pass(*each, ended=each[0] in ended) for each in list(self._noted)]  # type: ignore[misc]
 
     def latest(self) -> Pass | None:
         """The latest pass of this thread."""

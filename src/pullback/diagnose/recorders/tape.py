@@ -156,7 +156,7 @@ class Tape(TorchFunctionMode):
             before: What it may have written to, each with its version before.
         """
         try:
-            number = torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]
+            number = torch._C._autograd._get_sequence_nr()
             call = Call(self._count, name, spot, torch.is_grad_enabled(), number)
             self._count += 1
             changed = [(each, old, new) for each, old in before if (new := version_of(each)) != old]
@@ -213,7 +213,7 @@ class Tape(TorchFunctionMode):
                 name,
                 spot_of(sys._getframe(1)),
                 torch.is_grad_enabled(),
-                torch._C._autograd._get_sequence_nr(),  # type: ignore[attr-defined]
+                torch._C._autograd._get_sequence_nr(),
             )
             self._count += 1
             inputs = []
@@ -310,7 +310,7 @@ class Tape(TorchFunctionMode):
 
         modes = []
         while torch._C._len_torch_function_stack():
-            modes.append(_pop_mode())
+            modes.append(_pop_mode())  # type: ignore[no-untyped-call]
         return modes[::-1]
 
     @staticmethod
@@ -318,7 +318,7 @@ class Tape(TorchFunctionMode):
         from torch.overrides import _push_mode  # noqa: PLC0415
 
         for mode in modes:
-            _push_mode(mode)
+            _push_mode(mode)  # type: ignore[no-untyped-call]
 
 
 def _tensors(values: Iterable[Any], depth: int = 0) -> Iterator[Tensor]:

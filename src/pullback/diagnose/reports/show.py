@@ -69,6 +69,8 @@ def unknown(error: BaseException) -> str:
     """One line for an error of autograd of which nothing is known; empty for an error that is about something else."""
     if not of_autograd(error):
         return ""
+    if "DataLoader worker" in message_of(error).partition("\n")[0]:
+        return say("pullback: this error happened in a worker process; with num_workers=0 it can be explained")
     return say(
         "pullback: this error comes from autograd, but no cause that is known here fits it (torch says: {message})",
         message=message_of(error).partition("\n")[0][:120],

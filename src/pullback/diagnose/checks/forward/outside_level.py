@@ -79,6 +79,8 @@ def _in_level(site: Frame) -> tuple[Edit, ...]:
     parent = source.parent(statement)
     blocks = (getattr(parent, name, []) or [] for name in ("body", "orelse", "finalbody"))
     body = next((block for block in blocks if statement in block), [statement])
+    if moved := _into_next(site, statement, body):
+        return moved
     used: set[str] = set()
     last = statement
     for each in body[body.index(statement) :]:
@@ -94,3 +96,15 @@ def _in_level(site: Frame) -> tuple[Edit, ...]:
         return ()
     lines = [f"    {line}" if line.strip() else line for line in source.lines[first - 1 : end]]
     return (Edit(source.file, first, end, "\n".join([f"{indent}with {level}:", *lines])),)
+
+
+def _into_next(site: Frame, statement: ast.stmt, body: list[ast.stmt]) -> tuple[Edit, ...]:
+    """The statement at the start of the block that opens a level further down: levels cannot be nested."""
+    source = site.source
+    for each in body[body.index(statement) + 1 :]:
+        opens = isinstance(each, ast.With) and any("dual_level" in source.text(one.context_expr) for one in each.items)
+        if not opens or not isinstance(each, ast.With) or each.body[0].lineno == each.lineno:
+            continue
+        gone = Edit(source.file, statement.lineno, statement.end_lineno or statement.lineno, None)
+        return (gone, source.inserted_before(each.body[0], source.text(statement)))
+    return ()

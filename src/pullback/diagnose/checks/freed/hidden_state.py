@@ -16,6 +16,7 @@ from pullback.diagnose.evidence.freed.report import (
     not_retain,
     of_kind,
     once_each,
+    renewed_marks,
     written_marks,
 )
 from pullback.diagnose.values import Diagnosis, Edit, Fix
@@ -54,7 +55,10 @@ class HiddenState(Cause):
             *made,
             *earlier_mark(found, say("in the turn before, this pass freed the graph of {name}", name=called)),
             *used,
-            *written_marks(found.name, say("{name} is taken over from turn to turn here", name=called)),
+            *(
+                written_marks(found.name, say("{name} is taken over from turn to turn here", name=called))
+                or renewed_marks(case, found.name.held, say("{name} is taken over from turn to turn here", name=called))
+            ),
         ]
         return self.found(
             say(

@@ -17,6 +17,7 @@ from pullback.diagnose.evidence.freed.report import (
     not_retain,
     of_kind,
     once_each,
+    renewed_marks,
 )
 from pullback.diagnose.evidence.source import source_of
 from pullback.diagnose.values import Diagnosis, Fix, Mark
@@ -43,7 +44,7 @@ class KeptState(Cause):
             return None
         held = found.name.held
         made, used = entry_marks(case, found, held.path)
-        written = self._written(held)
+        written = self._written(held) or renewed_marks(case, held, say("{name} keeps the graph here", name=held.path))
         marks = [
             failing_mark(case, found, say("this pass goes back through {name}", name=held.path)),
             *once_each([*made, *used, *written]),

@@ -82,14 +82,14 @@ class SharedTrunk(Cause):
     def _fix(self, case: Case, found: Reentry, name: str) -> Fix:
         first, second = call_of(found.earlier.spot if found.earlier else None), found.call
         if asks_for_gradients(first) and found.earlier is not None:
-            edits = retaining(found.earlier.spot, "create_graph")
+            kept = retaining(found.earlier.spot, "create_graph")
             return Fix(
                 say(
                     "Keep the graph in the first call: create_graph=True if its gradients are a part of the loss (a "
                     "gradient penalty); retain_graph=True is enough if not."
                 ),
-                edits[0].text or "" if edits else "create_graph=True",
-                edits,
+                (kept[0].text or "").strip() if kept else "create_graph=True",
+                kept,
                 "medium",
             )
         a, b = _differentiated(first), _differentiated(second)

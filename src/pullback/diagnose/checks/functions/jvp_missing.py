@@ -38,7 +38,13 @@ class JvpMissing(Cause):
         if kind is None or forward is None:
             return None
         marks = [case.mark(say("a tangent is carried into {name} here", name=kind.__name__))]
-        marks.append(marked(forward.source, forward.source.parent(forward.node) or forward.node, say("{name} has no jvp", name=kind.__name__)))
+        marks.append(
+            marked(
+                forward.source,
+                forward.source.parent(forward.node) or forward.node,
+                say("{name} has no jvp", name=kind.__name__),
+            )
+        )
         if (backward := backward_of(kind)) is not None:
             marks.append(backward.mark(backward.node, say("backward serves reverse mode only")))
         names = inputs_of(kind)

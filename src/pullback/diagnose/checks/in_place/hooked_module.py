@@ -10,6 +10,7 @@ from pullback.diagnose.evidence.freed.report import marked
 from pullback.diagnose.evidence.overwritten.report import out_of_place, without_inplace
 from pullback.diagnose.evidence.overwritten.sites import form_at, module_at
 from pullback.diagnose.values import Diagnosis, Fix, Mark
+from pullback.graph.values import Place
 from pullback.language import say
 
 
@@ -33,6 +34,11 @@ class HookedModule(Cause):
         form, module = form_at(case), module_at(case)
         edits = without_inplace(case, type(module).__name__)[0] if module is not None else out_of_place(form)
         marks = [case.mark(say("changed in place here, inside or behind a module with a hook")), *_registered(case)]
+        if module is not None:
+            marks += [
+                Mark.at(Place(file, line, ""), say("inplace=True is asked for here"))
+                for file, line in without_inplace(case, type(module).__name__)[1]
+            ]
         return self.found(
             say(
                 "A full backward hook wraps what goes into a module and comes out of it; this "

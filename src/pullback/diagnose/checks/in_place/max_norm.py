@@ -105,4 +105,14 @@ def _lookups(case: Case, module: str) -> list[Mark]:
             if isinstance(node, ast.Call) and path_of(node.func) == module:
                 place = Place(frame.file, node.lineno, frame.place.function)
                 return [Mark.at(place, say("this lookup rescaled rows in place"), frame.source.span(node))]
+    attribute = module.rpartition(".")[2]
+    for source in {frame.file: frame.source for frame in case.frames}.values():
+        calls = [
+            each
+            for each in ast.walk(source.tree)
+            if isinstance(each, ast.Call) and path_of(each.func) == f"self.{attribute}"
+        ]
+        if len(calls) == 1:  # in a method that has returned since
+            place = Place(source.file, calls[0].lineno, "")
+            return [Mark.at(place, say("this lookup rescaled rows in place"), source.span(calls[0]))]
     return []

@@ -39,6 +39,7 @@ class KeptGraphs(Fault):
     def __init__(self) -> None:
         self._roots: set[tuple[int, int]] = set()
         self._passes = 0
+        self._said: set[tuple[str, int]] = set()
 
     def after_backward(self, audit: Audit, backward: Backward) -> None:
         if len(self._roots) < 100_000:
@@ -75,6 +76,9 @@ class KeptGraphs(Fault):
         files += [main] if isinstance(main, str) else []
         for source in map(source_of, dict.fromkeys(files)):
             for call in _appends(source, attribute):
+                if (source.file, call.lineno) in self._said:
+                    return
+                self._said.add((source.file, call.lineno))
                 place = Place(source.file, call.lineno, "")
                 edits = self._edits(source, call)
                 audit.report(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
+from pullback.diagnose.evidence.frames import Spot
 from pullback.diagnose.evidence.numbers.cuts import Cut, Cuts, enters, marks_of_cut
 from pullback.diagnose.evidence.numbers.find import inside_functorch
 from pullback.diagnose.recorders.tape import Call
@@ -66,7 +68,9 @@ class NumberCopy(Fault):
             if enters(cut.spot, call.spot):
                 cut.used = call.spot
                 tensors = {id(tensor) for given in call.inputs if (tensor := given.tensor()) is not None}
-                cut.partial = any(leaf is not None and id(leaf) in tensors for leaf in (each() for each in cut.leaves))
+                cut.partial = any(
+                    leaf is not None and id(leaf) in tensors for leaf in (each() for each in cut.leaves)
+                ) or (not copies and _beside_itself(cut, call.spot))
 
     def before_backward(self, audit: Audit, backward: Backward) -> None:
         if self._cuts.all:
@@ -137,6 +141,28 @@ class NumberCopy(Fault):
                 return self.layer(x) / self.temperature
 
         Scaled()(torch.randn(3, 2)).pow(2).mean().backward()
+
+
+def _beside_itself(cut: Cut, formula: Spot) -> bool:
+    """Whether a formula has a variable and a function of ``math`` of it: ``x / sigma + math.log(float(sigma))``."""
+    node, statement = cut.spot.node, formula.statement
+    if not isinstance(node, ast.Call) or statement is None:
+        return False
+    number = node.args[0] if node.args else getattr(node.func, "value", None)
+    if not isinstance(number, ast.Name | ast.Attribute):
+        return False
+    inside = {id(each) for each in ast.walk(node)}
+    name = ast.unparse(number)
+    return any(
+        isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Attribute)
+        and each.func.attr in MATH
+        and ast.unparse(each.func.value) == "math"
+        for each in islice(cut.spot.source.around(node), 2)
+    ) and any(
+        isinstance(each, ast.Name | ast.Attribute) and id(each) not in inside and ast.unparse(each) == name
+        for each in ast.walk(statement)
+    )
 
 
 def _stay_in_torch(cut: Cut) -> tuple[str, tuple[Edit, ...]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor, nn
 
 from pullback.diagnose.audit import Audit, Backward
@@ -35,6 +36,9 @@ class _Found:
     registered: str
     count: int
     parameters: list[ref[Tensor]]
+    others: list[ref[Tensor]]
+    declared: bool
+    numbers: list[float]
 
 
 class Unregistered(Fault):
@@ -59,7 +63,7 @@ class Unregistered(Fault):
         if not backward.record.accumulates or self._looks >= LOOKS:
             return
         self._looks += 1
-        reached = {id(leaf) for leaf in backward.leaves if isinstance(leaf, nn.Parameter)}
+        reached = {id(leaf) for leaf in backward.leaves}
         for name, module in audit.modules():
             known = {id(each) for each in module.parameters()}
             if (hidden := reached - known) != reached or hidden:
@@ -89,6 +93,9 @@ class Unregistered(Fault):
                     registered,
                     len(lost),
                     [ref(each) for each in lost],
+                    [ref(each) for each in module.parameters()],
+                    all(isinstance(each, nn.Parameter) for each in lost),
+                    [_numbers(each) for each in lost],
                 )
 
     def at_end(self, audit: Audit) -> None:
@@ -98,7 +105,7 @@ class Unregistered(Fault):
                 continue
             source = source_of(found.file)
             marks, edits = self._lines(source, found)
-            if not marks:
+            if not marks or not (found.declared or _meant(found, trained, edits)):
                 continue
             audit.report(
                 self.found(
@@ -182,10 +189,26 @@ def _parameters(parts: list[Any]) -> Iterator[Tensor]:
     for part in parts[:1000]:
         if isinstance(part, nn.Module):
             yield from part.parameters()
-        elif isinstance(part, nn.Parameter):
+        elif isinstance(part, nn.Parameter) or (isinstance(part, Tensor) and part.is_leaf and part.requires_grad):
             yield part
         elif isinstance(part, list | tuple):
             yield from _parameters(list(part))
+
+
+def _numbers(tensor: Tensor) -> float:
+    """A number that changes when the tensor is written to."""
+    with torch.no_grad():
+        return float(tensor.double().flatten()[:1000].sum()) if tensor.dtype.is_floating_point else 0.0
+
+
+def _meant(found: _Found, trained: set[int], edits: tuple[Edit, ...]) -> bool:
+    """Whether plain tensors were made to be trained with the module: nothing else has moved them."""
+    now = [each() for each in found.parameters]
+    return (
+        any("requires_grad" in (edit.text or "") for edit in edits)
+        and any((each := one()) is not None and id(each) in trained for one in found.others)
+        and all(each is not None and _numbers(each) == was for each, was in zip(now, found.numbers, strict=True))
+    )
 
 
 def _init(kind: type) -> Any:

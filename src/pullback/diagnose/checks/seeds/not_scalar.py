@@ -42,7 +42,7 @@ class NotScalar(Cause):
         marks = [case.mark(say("a seed is missing here"))]
         marks += made(case, pair.root, pair.written, say("{name} was made here", name=name))
         backward = case.asked is not None and case.asked.verb == "backward"
-        short = operand(case, pair.written)
+        short = operand(case, pair.written) or name
         reduced = f"{short}.mean()" if backward else f"{short}.sum()"
         edits = (case.site.source.replaced(pair.written, reduced),) if pair.written is not None else ()
         code = f"{reduced}.backward()" if case.asked and case.asked.method else case.site.source.code(*edits)

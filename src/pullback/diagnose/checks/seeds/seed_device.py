@@ -23,7 +23,7 @@ class SeedDevice(Cause):
     code = "PB111"
     title = "A seed is on another device than the output that it belongs to."
     says = (
-        "returned an invalid gradient at index",
+        "invalid gradient at index",
         "expected all tensors to be on the same device",
         "is not on the expected device",
     )

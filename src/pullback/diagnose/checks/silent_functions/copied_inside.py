@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pullback.diagnose.audit import Audit
-from pullback.diagnose.evidence.numbers.functional import Lost
+from pullback.diagnose.evidence.numbers.functional import ESCAPES, Lost
 from pullback.diagnose.evidence.numbers.functional_check import FunctionalFault
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
@@ -14,7 +14,7 @@ class CopiedInside(FunctionalFault):
 
     ``torch.autograd.functional.jacobian`` (``vjp``, ``hessian``) with ``strict=False``, the default, and ``torch.func``
     return zeros where the output has no graph to the input. A ``tolist()``, ``item()``, ``numpy()`` or ``detach()`` in
-    the function is enough.
+    the function is enough, and so is a comparison or an ``argmax``, whose result is not a continuous number.
 
     Stay with torch's operations. While developing, pass ``strict=True``: it raises instead.
     """
@@ -33,7 +33,11 @@ class CopiedInside(FunctionalFault):
                 operation=seen.cut.name,
             ),
             [seen.cut.spot.mark(say("the graph ends here")), seen.asked.mark(say("differentiated here"))],
-            Fix(say("Stay with torch's operations inside of the function.")),
+            Fix(
+                say("Stay with torch's operations inside of the function.")
+                if seen.cut.name in ESCAPES
+                else say("Put a smooth function in the place of {operation}.", operation=seen.cut.name)
+            ),
             notes=strict,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.functions.edits import Rewrite
-from pullback.diagnose.evidence.functions.scaler import earlier
+from pullback.diagnose.evidence.functions.scaler import earlier, elsewhere
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -34,17 +34,18 @@ class UnscaledTwice(Cause):
             return None
         after = case.says("after step()")
         before = [each for each in earlier(case, "step" if after else "unscale_") if each[0].lineno <= site.line]
-        updates = earlier(case, "update")
+        others = [] if before else elsewhere(case, "step" if after else "unscale_")
+        updates = earlier(case, "update") or elsewhere(case, "update")
         what = say("the step was taken here") if after else say("unscaled here already")
         marks = [case.mark(say("unscaled here, for the same step"))]
-        marks += [replace(mark, what=what) for _, mark in before[:2]]
+        marks += [replace(mark, what=what) for _, mark in (before or others)[:2]]
         edits: tuple[Edit, ...] = ()
         statement = site.statement
         if before and isinstance(statement, ast.Expr) and statement.value is site.node:
             edits = Rewrite(site.source).remove(statement).edits()
-        elif not before and not updates:
+        elif not before and not others and not updates:
             marks[0] = case.mark(say("unscaled in the iteration before as well, and no update() in between"))
-        no_update = not before and not updates
+        no_update = not before and not others and not updates
         return self.found(
             say("The scaler was not updated since the last step: scaler.update() has to end every iteration.")
             if no_update
@@ -56,7 +57,9 @@ class UnscaledTwice(Cause):
                 say("Call scaler.update() at the end of every iteration.")
                 if no_update
                 else say("Unscale once, before step()."),
-                "scaler.update()" if no_update else site.source.code(*edits),
+                "scaler.update()"
+                if no_update
+                else site.source.code(*edits) or (case.text(case.call) if others else ""),
                 edits,
                 "high" if edits else "medium",
             ),

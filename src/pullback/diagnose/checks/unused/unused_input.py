@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 from torch import nn
 
 from pullback.diagnose.case import Case
@@ -10,7 +12,7 @@ from pullback.diagnose.checks.unused.cut_input import CutInput
 from pullback.diagnose.checks.unused.grad_after_forward import GradAfterForward
 from pullback.diagnose.checks.unused.rebound_input import ReboundInput
 from pullback.diagnose.evidence.absent.inputs import Unused, mentions, unused_input
-from pullback.diagnose.evidence.definitions import definitions, keyword_of
+from pullback.diagnose.evidence.definitions import Definition, definitions, keyword_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -38,7 +40,7 @@ class UnusedInput(Cause):
         name = case.name_of(found.tensor) or case.text(found.written) or say("the input")
         sure = self._sure(case, found, name)
         marks = [case.mark(say("the gradient by {name} is asked for here", name=name))]
-        if computed := definitions(case, case.root):
+        if computed := _computed(case):
             marks.append(computed[0].mark(say("the output was computed here, without {name}", name=name)))
         if own := definitions(case, found.written):
             marks.append(own[-1].mark(say("{name} was made here", name=name)))
@@ -61,7 +63,7 @@ class UnusedInput(Cause):
                 say("Use it or leave it out; if it may be unused, ask for zeros."),
                 case.site.source.code(*edits) or "torch.autograd.grad(..., materialize_grads=True)",
                 edits,
-                "high" if edits and sure else "medium",
+                "high" if edits and sure and isinstance(found.tensor, nn.Parameter) else "medium",
             ),
             tensors=[case.subject(found.tensor, "input", name)],
             confidence="high" if sure else "medium",
@@ -93,3 +95,11 @@ class UnusedInput(Cause):
         a, b, c = (torch.randn(3, requires_grad=True) for _ in range(3))
         y = (a * b + c).sum()
         torch.autograd.grad(y, (a, c))
+
+
+def _computed(case: Case) -> list[Definition]:
+    """Where the output was computed: of ``u.sum()``, where ``u`` was."""
+    if case.root is None:
+        return []
+    names = [each for each in ast.walk(case.root) if isinstance(each, ast.Name)]
+    return next((found for each in (case.root, *names) if (found := definitions(case, each))), [])

@@ -16,6 +16,7 @@ from pullback.diagnose.evidence.cuts.found import Answer, Leaf
 from pullback.diagnose.evidence.cuts.questions import flag, holds_grad, is_linear, once_behind, unmarked, values_behind
 from pullback.diagnose.evidence.slices import (
     Part,
+    called,
     definitions,
     dotted,
     entered,
@@ -225,11 +226,13 @@ class Calls:
         makers = [self.owner] if isinstance(self.owner, ast.Call) else [
             each.node for each in (definitions(self.owner, self.body) if isinstance(self.owner, ast.Name) else [])
         ]  # fmt: skip
-        for maker in makers:
-            if isinstance(maker, ast.Call):
-                kinds = self.body.callees(maker.func)
-                if any(isinstance(kind, type) and issubclass(kind, Distribution) for kind in kinds):
-                    return True
+        parts = [Part(maker, self.body) for maker in makers]
+        for _ in range(3):  # through functions of the user's that return one
+            calls = [(part.body, part.node.func) for part in parts if isinstance(part.node, ast.Call)]
+            kinds = [kind for body, func in calls for kind in body.callees(func)]
+            if any(isinstance(kind, type) and issubclass(kind, Distribution) for kind in kinds):
+                return True
+            parts = [each for part in parts for each in called(part)]
         return False
 
     def _creating(self) -> tuple[Answer, bool]:

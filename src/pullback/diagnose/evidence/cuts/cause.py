@@ -30,7 +30,7 @@ class RootWithoutGraph(Cause):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
-    says = (
+    says: ClassVar[tuple[str, ...]] = (
         "element 0 of tensors does not require grad and does not have a grad_fn",
         "does not require grad and does not have a grad_fn",
         "object has no attribute 'backward'",

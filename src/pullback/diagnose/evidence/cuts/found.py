@@ -77,11 +77,12 @@ class Cut:
 
 @dataclass(eq=False)
 class Leaf:
-    """Where the way back ends without anything that requires grad."""
+    """Where the way back ends without anything that requires grad; ``sure`` if all that it was made from is known."""
 
     node: ast.expr
     body: Body
     thing: Any
+    sure: bool = True
 
 
 @dataclass(eq=False)

@@ -104,7 +104,10 @@ class Walker:
                 return self._compare(part, node)
             case ast.Subscript():
                 answer = self._indexed(part, node)
-                return self.any(sources_of(part)) if answer is None else answer
+                answer = self.any(sources_of(part)) if answer is None else answer
+                if answer is False:  # the index itself may be what was to be trained
+                    self.status(Part(node.slice, part.body))
+                return answer
             case ast.Call():
                 return Calls(self, part, node).status()
         return self.any(sources_of(part))
@@ -191,7 +194,13 @@ class Walker:
             return False
         sources = definitions(node, body)
         if sources and not isinstance(thing, nn.Parameter):
-            return self._through(sources, part, thing)
+            before = len(self.cuts), len(self.leaves), len(self.weak)
+            answer = self._through(sources, part, thing)
+            plain = before == (len(self.cuts), len(self.leaves), len(self.weak)) and isinstance(thing, Tensor)
+            if plain and answer is not True:  # it is at hand, and a leaf: nobody has made it require grad
+                self.leaves.append(Leaf(node, body, thing, answer is False))
+                return False
+            return answer
         if isinstance(thing, Tensor):
             self.leaves.append(Leaf(node, body, thing))
             return False

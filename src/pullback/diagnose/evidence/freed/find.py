@@ -397,7 +397,7 @@ def _taken_over(case: Case, held: Sequence[Held], early: set[Node], freed: set[N
 
 
 def renewals(case: Case, held: Held) -> list[tuple[Source, ast.Subscript]]:
-    """The places that renew an item of a container from its last value, in the files that ran: ``memory["h"] = ...``."""
+    """The places that renew an item of a container from its last value: ``memory["h"] = f(memory["h"])``."""
     if not held.path.endswith("]"):
         return []
     try:

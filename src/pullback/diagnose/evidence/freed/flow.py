@@ -114,17 +114,19 @@ def carried(statements: Sequence[ast.AST]) -> dict[str, list[ast.expr]]:
 
 
 def renewed_items(tree: ast.AST, key: object) -> list[ast.Subscript]:
-    """The places that write an item of a container (``memory["h"] = ...``) which the same function reads too."""
+    """The places that write an item of a container which the same function reads too: ``memory["h"] = ...``.
+
+    Of an item whose key is computed, those that make it from its last value: ``states[i] = cell(x, states[i])``.
+    """
     found: list[ast.Subscript] = []
     scopes = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module)]
     for scope in scopes:
-        items = [
-            each
-            for each in _own_nodes(scope)
-            if isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Constant) and each.slice.value == key
-        ]
-        read = {path_of(each.value) for each in items if isinstance(each.ctx, ast.Load)} - {""}
-        found += [each for each in items if isinstance(each.ctx, ast.Store) and path_of(each.value) in read]
+        items = [each for each in _own_nodes(scope) if isinstance(each, ast.Subscript) and path_of(each.value)]
+        read = {ast.unparse(each) for each in items if isinstance(each.ctx, ast.Load)}
+        for each in items:
+            same = each.slice.value == key if isinstance(each.slice, ast.Constant) else isinstance(key, int)
+            if isinstance(each.ctx, ast.Store) and same and ast.unparse(each) in read:
+                found.append(each)
     return found
 
 

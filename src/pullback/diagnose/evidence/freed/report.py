@@ -11,8 +11,9 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.frames import Frame, Spot
-from pullback.diagnose.evidence.freed.find import Name, Reentry, reentry
+from pullback.diagnose.evidence.freed.find import Name, Reentry, reentry, renewals
 from pullback.diagnose.evidence.freed.flow import Loop, written_in
+from pullback.diagnose.evidence.freed.names import Held
 from pullback.diagnose.evidence.source import Source
 from pullback.diagnose.values import Edit, Mark
 from pullback.graph.values import Place
@@ -68,6 +69,17 @@ def written_marks(name: Name, what: str) -> list[Mark]:
         targets = [each for each in targets if each.lineno < last] or targets
     statement = source.statement(targets[-1]) if targets else None
     return [marked(source, statement, what, name.held.frame.code.co_name)] if statement is not None else []
+
+
+def renewed_marks(case: Case, held: Held, what: str) -> list[Mark]:
+    """The line that renews an item of a container, if there is just one: ``memory["h"] = cell(x, memory["h"])``."""
+    found = {(source.file, node.lineno): (source, node) for source, node in renewals(case, held)}
+    if len(found) != 1:
+        return []
+    ((source, node),) = found.values()
+    statement = source.statement(node)
+    scope = source.scope(node)
+    return [marked(source, statement or node, what, getattr(scope, "name", "<module>"))]
 
 
 def marked(source: Source, node: ast.stmt | ast.expr, what: str, function: str = "") -> Mark:

@@ -12,6 +12,7 @@ from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.frames import frames_of
 from pullback.diagnose.values import Mark
 from pullback.graph.frames import variables
+from pullback.graph.values import Place
 
 
 def optimizer_of(case: Case) -> Optimizer | None:
@@ -50,4 +51,23 @@ def earlier(case: Case, method: str) -> list[tuple[ast.Call, Mark]]:
         if isinstance(node, ast.Call) and site.source.text(node.func) == f"{owner}.{method}" and node is not call:
             place = site.place._replace(line=node.lineno)
             found.append((node, Mark.at(place, "", site.source.span(node))))
+    return found
+
+
+def elsewhere(case: Case, method: str) -> list[tuple[ast.Call, Mark]]:
+    """The calls of a method of the scaler in the other functions of the files that ran."""
+    site, call = case.site, case.call
+    if site is None or call is None or not isinstance(call.func, ast.Attribute):
+        return []
+    owner = site.source.text(call.func.value).rpartition(".")[2]
+    found = []
+    for source in {frame.file: frame.source for frame in case.frames}.values():
+        for node in ast.walk(source.tree):
+            func = node.func if isinstance(node, ast.Call) else None
+            if not isinstance(node, ast.Call) or not isinstance(func, ast.Attribute) or func.attr != method:
+                continue
+            scope = source.scope(node)
+            if scope is not site.scope and source.text(func.value).rpartition(".")[2] == owner:
+                place = Place(source.file, node.lineno, getattr(scope, "name", "<module>"))
+                found.append((node, Mark.at(place, "", source.span(node))))
     return found

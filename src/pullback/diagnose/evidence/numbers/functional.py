@@ -139,6 +139,7 @@ class Functional:
         return told
 
     def _reason(self, inputs: Sequence[Tensor]) -> tuple[str, Call | None]:
+        discrete: Call | None = None
         for call in reversed(self._audit.tape.calls):
             if call.number <= self._begun:
                 break
@@ -148,6 +149,10 @@ class Functional:
                 return "copy", call
             if not call.grad and any(value.dtype.is_floating_point for value in call.outputs):
                 return "no_grad", call
+            if call.outputs and not any(value.dtype.is_floating_point for value in call.outputs):
+                discrete = discrete or call
+        if discrete is not None and not discrete.outputs[0].dtype.is_complex:
+            return "copy", discrete
         return ("unused", None) if inputs else ("", None)
 
     def _returned(self, result: Any, *rest: Any) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -15,11 +16,13 @@ from torch.optim import Optimizer
 from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.frames import Frame, Spot
 from pullback.diagnose.evidence.freed.find import asking_frame, earlier_passes, reached, root_nodes, sequence
-from pullback.diagnose.evidence.freed.flow import loops_around, written_in
+from pullback.diagnose.evidence.freed.flow import Loop, loops_around, written_in
 from pullback.diagnose.evidence.freed.names import held_in, things_in
 from pullback.diagnose.evidence.freed.operations import plain
 from pullback.diagnose.evidence.overwritten.forms import Form, Way, aliases, forms
+from pullback.diagnose.evidence.source import Source, source_of
 from pullback.diagnose.recorders.tape import Call, Value
+from pullback.graph.recording.userfiles import user_files
 from pullback.graph.saved import _raw, pieces
 
 MODIFIED = ("has been modified by an inplace operation", "modified by an in-place operation")
@@ -70,8 +73,9 @@ class Overwritten:
 
     @property
     def operation(self) -> str:
-        """The operation that saved it: ``Sigmoid``."""
-        return re.sub(r"Backward\d*$", "", self.reader.name()) if self.reader is not None else "?"
+        """The operation that saved it: ``Sigmoid``, ``Native_Layer_Norm``."""
+        name = re.sub(r"Backward\d*$", "", self.reader.name()) if self.reader is not None else "?"
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
 
 
 def overwritten(case: Case) -> Overwritten | None:
@@ -289,7 +293,9 @@ def _inplace_modules(case: Case, operation: str) -> list[tuple[str, nn.Module]]:
     return [
         (name, part)
         for name, part in _modules_of(case)
-        if getattr(part, "inplace", None) is True and wanted and type(part).__name__.lower() == wanted
+        if getattr(part, "inplace", None) is True
+        and wanted
+        and (type(part).__name__.lower() == wanted or (wanted == "mul" and isinstance(part, nn.Dropout) and part.p > 0))
     ]
 
 
@@ -310,14 +316,14 @@ def _by_sight(case: Case, seen: Overwritten, keys: set[int], *, leaf: Tensor | N
         stepping = _optimizers(case, keys)
         if stepping and _steps(case):
             stepped = _stepped(case, seen, keys)
-            return _with(stepped, certain=not written)
+            return _with(stepped, certain=not written and not _loads(case))
         if written:
             return _with(seen, kind="manual", form=written[0][0], certain=len(written) == 1 and not stepping)
-        if (updates := _unrecorded(seen.asking)) and not stepping:
+        if (updates := _unrecorded(seen.asking) or _in_unrecorded_functions(case)) and not stepping:
             return _with(seen, kind="manual", form=updates[0], certain=False)
         return seen
     if written:
-        form, way, alias = written[0]
+        form, way, alias = _likeliest(written)
         kind = "detached" if way == "detached" else "view" if way == "view" else "result" if seen.result else "input"
         return _with(seen, kind=kind, form=form, alias=alias, certain=len(written) == 1)
     users = [
@@ -325,7 +331,8 @@ def _by_sight(case: Case, seen: Overwritten, keys: set[int], *, leaf: Tensor | N
     ]
     for node in users:
         if modules := _inplace_modules(case, node.name()):
-            return _with(seen, kind="activation", thing=modules[0], certain=seen.result)
+            sure = seen.result and not isinstance(modules[0][1], nn.Dropout)  # any product could be that
+            return _with(seen, kind="activation", thing=modules[0], certain=sure)
     elsewhere = _in_functions(case)
     if _is_buffer(case, keys):
         last = seen.name.rpartition(".")[2]
@@ -334,7 +341,16 @@ def _by_sight(case: Case, seen: Overwritten, keys: set[int], *, leaf: Tensor | N
     made = [each for each in elsewhere if _is_made_by(each, seen)] if seen.result else []
     kind = "result" if seen.result else "input"
     likely = made or elsewhere
-    return _with(seen, kind=kind, form=likely[0] if len(likely) == 1 else None, certain=len(made) == 1)
+    one = len({(each.path, each.source.scope(each.node)) for each in likely}) == 1
+    return _with(seen, kind=kind, form=likely[0] if one else None, certain=bool(made) and one)
+
+
+def _likeliest(written: list[tuple[Form, Way, ast.Assign | None]]) -> tuple[Form, Way, ast.Assign | None]:
+    """Of several changes in one function, the one that comes after the value was kept: in a loop, or else the last."""
+    first = written[0][0]
+    same = [each for each in written if each[0].source.scope(each[0].node) is first.source.scope(first.node)]
+    looped = [each for each in same if any(isinstance(around, Loop) for around in each[0].source.around(each[0].node))]
+    return (looped or same)[-1]
 
 
 def _is_made_by(form: Form, seen: Overwritten) -> bool:
@@ -352,8 +368,13 @@ def _is_made_by(form: Form, seen: Overwritten) -> bool:
 
 def _in_functions(case: Case) -> list[Form]:
     """The changes in place that are written in the functions of the files that ran, but for counters."""
+    own = {frame.file: frame.source for frame in case.frames}
+    return _of_functions(own.values()) or _of_functions(_imported(case, own))
+
+
+def _of_functions(sources: Iterable[Source]) -> list[Form]:
     found: list[Form] = []
-    for source in {frame.file: frame.source for frame in case.frames}.values():
+    for source in sources:
         for form in forms(source, source.tree):
             scope = source.scope(form.node)
             if not isinstance(scope, ast.FunctionDef) or scope.name == "__init__" or not form.path:
@@ -362,6 +383,18 @@ def _in_functions(case: Case) -> list[Form]:
             if not (isinstance(value, ast.Constant) and isinstance(value.value, int)):
                 found.append(form)
     return found
+
+
+def _imported(case: Case, own: Mapping[str, Source]) -> list[Source]:
+    """The user's other files whose functions and classes the files that ran have imported."""
+    files, found = user_files(()), {}
+    for frame in case.frames:
+        for thing in list(frame.module.values()):
+            methods = list(vars(thing).values()) if isinstance(thing, type) else [thing]
+            for code in [getattr(each, "__code__", None) for each in methods if isinstance(each, FunctionType)]:
+                if code is not None and code.co_filename not in own and files.own_file(code.co_filename):
+                    found[code.co_filename] = source_of(code.co_filename)
+    return list(found.values())
 
 
 def _unrecorded(asking: Frame | None) -> list[Form]:
@@ -376,6 +409,30 @@ def _unrecorded(asking: Frame | None) -> list[Form]:
             for each in asking.source.around(form.node)
         )
     ]
+
+
+def _in_unrecorded_functions(case: Case) -> list[Form]:
+    """The changes in place of what a loop goes through, in functions under ``no_grad``: an average of weights, say."""
+    found: list[Form] = []
+    for source in {frame.file: frame.source for frame in case.frames}.values():
+        for form in forms(source, source.tree):
+            scope = source.scope(form.node)
+            around = list(source.around(form.node))
+            looped = [each for each in around if isinstance(each, ast.For) and "parameters" in source.text(each.iter)]
+            decorated = [*scope.decorator_list] if isinstance(scope, ast.FunctionDef) else []
+            blocks = [each.items[0].context_expr for each in around if isinstance(each, ast.With)]
+            if looped and any("no_grad" in source.text(each) for each in (*decorated, *blocks)):
+                found.append(form)
+    return found
+
+
+def _loads(case: Case) -> bool:
+    """Whether the functions that ran load weights, which changes them as a step does."""
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load_state_dict"
+        for frame in case.frames
+        for node in ast.walk(frame.scope)
+    )
 
 
 def _steps(case: Case) -> bool:

@@ -26,6 +26,8 @@ def name_of(found: Overwritten) -> str:
     """What the overwritten tensor is called."""
     if found.name:
         return found.name
+    if found.certain and found.form is not None and found.form.path and found.kind in {"input", "result"}:
+        return found.form.path  # the function has returned, but this is what it called it
     operation = found.operation.lower()
     if found.result:
         return say("the result of {operation}", operation=operation)
@@ -120,6 +122,11 @@ def cloned_before(source: Source, statement: ast.stmt, path: str) -> tuple[Edit,
     """The edit that gives a variable a memory of its own before a statement."""
     if source.lines[statement.lineno - 1].encode()[: statement.col_offset].strip():
         return ()  # it does not begin its line
+    if isinstance(statement, ast.Assign):  # what is read there shares its memory with what is written
+        reads = [each for each in ast.walk(statement.value) if isinstance(each, ast.Subscript)]
+        own = [each for each in reads if path_of(each.value) == path]
+        if own:
+            return (source.replaced(own[0], f"{source.text(own[0])}.clone()"),) if len(own) == 1 else ()
     return (source.inserted_before(statement, f"{path} = {path}.clone()"),)
 
 

@@ -66,7 +66,7 @@ def _nth(node: ast.expr | None, number: int, count: int) -> ast.expr | None:
 def called_root(case: Case, pair: Pair) -> str:
     """What the user calls a root."""
     name = case.name_of(pair.root) if isinstance(pair.root, Tensor) else ""
-    return name or case.text(pair.written) or "y"
+    return name or " ".join(case.text(pair.written).split()) or "y"
 
 
 def is_simple(node: ast.expr | None) -> bool:

@@ -152,14 +152,9 @@ def consumed(node: Any, most: int = 300) -> bool | None:
     while stack and len(seen) < most:
         here = stack.pop()
         for name in dir(type(here)):
-            if name.startswith("_raw_saved_"):
-                try:
-                    getattr(here, name)
-                except RuntimeError:
-                    return True
-                except Exception:  # of another kind than expected: it tells nothing
-                    continue
-                return _saves(here, name.replace("_raw", "", 1)) is False
+            # A slot that is empty, such as that of a weight that was not given, is so before and after.
+            if name.startswith("_raw_saved_") and (saves := _saves(here, name.replace("_raw", "", 1))) is not None:
+                return not saves
         for child, _ in here.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
@@ -172,3 +167,5 @@ def _saves(node: Any, name: str) -> bool | None:
         return isinstance(getattr(node, name), Tensor) or None
     except RuntimeError as problem:
         return False if "freed" in str(problem) or "second time" in str(problem) else None
+    except Exception:  # of another kind than expected: it tells nothing
+        return None
