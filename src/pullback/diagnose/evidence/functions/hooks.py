@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch.utils.hooks import BackwardHook
@@ -59,16 +60,28 @@ class Registered:
 
 
 def sources(case: Case) -> list[Source]:
-    """The files of the program: those of its frames, then those of the user's imported modules."""
+    """The files of the program: those of its frames, then those of the user's modules that they use, and so on."""
     found = {frame.source.file: frame.source for frame in reversed(case.frames)}
     files = user_files(())
-    for module in list(sys.modules.values())[:10_000]:
-        name = getattr(module, "__file__", None)
-        if isinstance(name, str) and name.endswith(".py") and name not in found and files.own_file(name):
-            found[name] = source_of(name)
-            if len(found) > MODULES:
-                break
+    waiting = [frame.module for frame in reversed(case.frames)]
+    while waiting and len(found) <= MODULES:
+        for thing in list(waiting.pop(0).values()):
+            module = _module_of(thing)
+            name = getattr(module, "__file__", None)
+            if isinstance(name, str) and name.endswith(".py") and name not in found and files.own_file(name):
+                found[name] = source_of(name)
+                waiting.append(vars(module))
     return list(found.values())
+
+
+def _module_of(thing: Any) -> ModuleType | None:
+    """A module itself, or that of a function, of a class, or of an object's class."""
+    kind = type(thing)
+    if kind is ModuleType:
+        return thing  # type: ignore[no-any-return]
+    named = thing if issubclass(kind, type | FunctionType) else kind
+    name = getattr(named, "__module__", None)
+    return sys.modules.get(name) if isinstance(name, str) else None
 
 
 def calls_of(case: Case, names: Iterable[str]) -> list[tuple[Source, ast.Call]]:
