@@ -20,9 +20,9 @@ from benchmarks.record_cost import PROGRAMS, SMALL, Step
 from benchmarks.timing import console, one_thread, turns, verdict
 from pullback.diagnose.session import Level, Session
 
-FIRST, EARLY, STEPS, REPEATS = 50, 6, 10, 60
+FIRST, EARLY, STEPS, REPEATS = 50, 6, 10, 12
 ALL, QUICK_ALL = 20.0, 1.0  # seconds
-BUDGET, QUICK_BUDGET = 6.0, 0.2
+BUDGET, QUICK_BUDGET = 0.5, 0.005  # seconds of single steps
 TRANSFORMER = "transformer, 4 layers of 64"
 PLAIN, ANOMALY = "plain", "anomaly mode"
 LEVELS: tuple[Level, ...] = ("default", "trace", "audit")
