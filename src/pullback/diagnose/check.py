@@ -160,6 +160,8 @@ def causes() -> tuple[Cause, ...]:
     return tuple(kind() for kind in checks() if issubclass(kind, Cause))
 
 
-def faults() -> tuple[Fault, ...]:
-    """One of each fault, new: they remember."""
-    return tuple(kind() for kind in checks() if issubclass(kind, Fault))
+def faults(level: str) -> tuple[Fault, ...]:
+    """One of each fault that is looked for at a level, new: they remember."""
+    return tuple(
+        kind() for kind in checks() if issubclass(kind, Fault) and (kind.level != "strict" or level == "strict")
+    )

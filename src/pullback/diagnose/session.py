@@ -45,7 +45,7 @@ class Session:
         self._recording: Recording | None = None
         self._trouble: list[str] = []
         if level in ("audit", "strict"):
-            self.audit = Audit(faults(), self.passes)
+            self.audit = Audit(faults(level), self.passes)
             self.audit.level = level
             self.tape = self.audit.tape
             self._focus = Focus(self.tape, AUDIT, self.audit.turned)
