@@ -1,6 +1,6 @@
 """The catalogues of messages: ``python -m tools.messages`` extracts, merges and compiles them.
 
-``src/pullback/locale/pullback.pot`` has every text that ``say`` is given and the title of every check;
+``src/pullback/locale/pullback.pot`` has every text that ``say`` is given, and the title and the page of every check;
 ``zh_CN/LC_MESSAGES/pullback.po`` has their translations, which are kept, and ``pullback.mo`` is what gettext reads.
 A text that is no more stays in the .po as long as it is translated, marked obsolete (``#~``).
 """
@@ -26,8 +26,10 @@ def messages() -> dict[str, list[str]]:
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        texts = [_said(node) or (_title(node) if "/checks/" in name else None) for node in nodes]
-        for text, line in sorted(filter(None, texts), key=lambda text: text[1]):
+        texts = [text for node in nodes if (text := _said(node))]
+        if "/checks/" in name:
+            texts += [text for node in nodes for text in _of_check(node)]
+        for text, line in sorted(texts, key=lambda text: text[1]):
             found.setdefault(text, []).append(f"{name}:{line}")
     return found
 
@@ -120,13 +122,20 @@ def _said(node: ast.AST) -> tuple[str, int] | None:
     return None
 
 
-def _title(node: ast.AST) -> tuple[str, int] | None:
-    """The title of a check: ``title = "..."`` in the body of a class."""
-    if not isinstance(node, ast.Assign) or [getattr(each, "id", "") for each in node.targets] != ["title"]:
-        return None
-    if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-        return node.value.value, node.lineno
-    return None
+def _of_check(node: ast.AST) -> list[tuple[str, int]]:
+    """The page and the title of a check: the docstring of a class with ``title = "..."`` in its body."""
+    if not isinstance(node, ast.ClassDef):
+        return []
+    titles = [
+        (each.value.value, each.lineno)
+        for each in node.body
+        if isinstance(each, ast.Assign)
+        and [getattr(target, "id", "") for target in each.targets] == ["title"]
+        and isinstance(each.value, ast.Constant)
+        and isinstance(each.value.value, str)
+    ]
+    page = ast.get_docstring(node)
+    return [(page, node.lineno), *titles] if titles and page else titles
 
 
 def _entry(key: str, text: str) -> str:

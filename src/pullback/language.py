@@ -5,6 +5,8 @@ from __future__ import annotations
 import gettext
 import locale
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -46,6 +48,17 @@ def speak(name: str | None) -> None:
             "There is no such language.", got=f"{name!r}", fix=f"one of {', '.join(map(repr, LANGUAGES))}"
         )
     _spoken.append(short)
+
+
+@contextmanager
+def spoken(name: str | None) -> Iterator[None]:
+    """Speak a language inside of a ``with`` block."""
+    before = list(_spoken)
+    speak(name)
+    try:
+        yield
+    finally:
+        _spoken[:] = before
 
 
 @cache

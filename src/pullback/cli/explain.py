@@ -63,8 +63,7 @@ def _known_code(text: str) -> type[Check]:
 
 def _show_page(check: type[Check], colour: bool) -> None:
     if not colour:
-        _, _, rest = page(check).partition("\n")
-        click.echo(f"# {check.code}: {say(check.title)}\n{rest}".rstrip("\n"))
+        click.echo(page(check).rstrip("\n"))
         return
     console = Console(force_terminal=True)
     console.print(f"[bold red]{check.code}[/] [bold]{say(check.title)}[/]\n", highlight=False)

@@ -75,8 +75,8 @@ class Check(ABC):
 
     @classmethod
     def page(cls) -> str:
-        """The docstring, without its indentation."""
-        return inspect.cleandoc(cls.__doc__ or "")
+        """The docstring without its indentation, in the reader's language."""
+        return say(inspect.cleandoc(cls.__doc__ or ""))
 
 
 class Cause(Check):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pullback.diagnose.check import Cause, Check, checks
+from pullback.language import LANGUAGES, say, spoken
 
 # The version of torch whose texts the causes were held against.
 TESTED = "2.13"
@@ -68,63 +69,69 @@ def program(function: Callable[[], None]) -> str:
 
 
 def page(check: type[Check]) -> str:
-    """The page of a check, in Markdown."""
-    entry = entry_of(check)
+    """The page of a check in the reader's language, in Markdown."""
     says = getattr(check, "says", ())
-    heard = ["", "torch says: " + "; ".join(f"`{each}`" for each in says) + "."] if says else []
-    found = "after the error, without any option" if entry.level == "default" else f"with `--{entry.level}`"
+    heard = ["", say("torch says:") + " " + ", ".join(f"`{each}`" for each in says)] if says else []
     lines = [
-        f"# {entry.code}: {entry.title}",
+        f"# {check.code}: {say(check.title)}",
         "",
         check.page(),
         *heard,
         "",
-        "```python",
-        "# wrong",
-        program(check.bad),
-        "```",
-        "",
-        "```python",
-        "# right",
-        program(check.good),
-        "```",
-        "",
-        f"Found by `pullback run` {found}. Family: {entry.family}. Tested with PyTorch {TESTED}.",
+        *_shown(say("wrong"), check.bad),
+        *_shown(say("right"), check.good),
+        _found_by(entry_of(check)),
     ]
     return "\n".join(lines) + "\n"
 
 
+def _shown(label: str, function: Callable[[], None]) -> list[str]:
+    return ["```python", f"# {label}", program(function), "```", ""]
+
+
+def _found_by(entry: Entry) -> str:
+    if entry.level == "default":
+        how = say("`pullback run` finds it after the error, without any option.")
+    else:
+        how = say("`pullback run --{level}` finds it.", level=entry.level)
+    return how + "\n" + say("Family: {family}. Tested with PyTorch {version}.", family=entry.family, version=TESTED)
+
+
 def index() -> str:
-    """The table of all pages, in Markdown."""
+    """The table of all pages in the reader's language, in Markdown."""
     lines = [
-        "# What can be wrong",
+        "# " + say("What can be wrong"),
         "",
-        "`pullback run script.py` finds these; `pullback explain CODE` prints a page. The pages are written by",
-        "`python -m pullback.diagnose.pages docs/diagnoses`.",
+        say("`pullback run script.py` finds these; `pullback explain CODE` prints a page."),
         "",
-        "| code | found at level | family | what happened |",
+        "| " + " | ".join((say("code"), say("level"), say("family"), say("what happened"))) + " |",
         "|---|---|---|---|",
     ]
-    lines += [
-        f"| [{each.code}]({each.code}.md) | {each.level} | {each.family} | {each.title.replace('|', chr(92) + '|')} |"
-        for each in known()
-    ]
+    for each in known():
+        title = say(each.title).replace("|", "\\|")
+        lines.append(f"| [{each.code}]({each.code}.md) | {each.level} | {each.family} | {title} |")
     return "\n".join(lines) + "\n"
 
 
 def pages() -> dict[str, str]:
-    """All files of the folder, by name."""
-    return {"README.md": index(), **{f"{check.code}.md": page(check) for check in checks()}}
+    """All files of the folder by name: the English ones, and a folder of them for each other language."""
+    made: dict[str, str] = {}
+    for language in LANGUAGES:
+        folder = "" if language == "en" else f"{language}/"
+        with spoken(language):
+            made[f"{folder}README.md"] = index()
+            made |= {f"{folder}{check.code}.md": page(check) for check in checks()}
+    return made
 
 
 def write(folder: Path) -> None:
     """Write the pages, and remove those of codes that are no more."""
-    folder.mkdir(parents=True, exist_ok=True)
     made = pages()
-    for old in folder.glob("PB*.md"):
-        if old.name not in made:
+    for old in folder.rglob("PB*.md"):
+        if old.relative_to(folder).as_posix() not in made:
             old.unlink()
     for name, text in made.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
 
 
