@@ -4,6 +4,7 @@ Caught means: the numbers are right all the same and a warning tells, or an erro
 """
 
 import importlib
+import math
 import re
 import warnings
 from dataclasses import replace
@@ -15,6 +16,7 @@ import torch
 import pullback as pb
 from pullback.data.coloring import Coloring, SymmetricColoring
 from pullback.errors import PullbackError, PullbackWarning, StrategyError, VerificationError
+from pullback.executors import local
 from pullback.sparsity.call import RULES
 from tests.jacobian.faults import square_with
 
@@ -56,6 +58,12 @@ FOUND = {"zeros", "sign", "one in ten thousand", "off by one", "one element only
 # These are none where all passes fit into one.
 AMONG_EXAMPLES = {"examples in reverse order", "the next example", "the first example for all"}
 AMONG_EXAMPLES |= {"the second example only", "a term dropped"}
+
+
+@pytest.fixture(autouse=True)
+def batches_stay(monkeypatch):
+    """A batch does not give way to single passes, even where this machine is so busy that they are faster."""
+    monkeypatch.setattr(local, "WORTH_SWITCHING", math.inf)
 
 
 @pytest.fixture
