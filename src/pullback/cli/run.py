@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import secrets
+import shutil
 import sys
-import threading
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import process
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
 from typing import Any, get_args
@@ -16,10 +19,12 @@ from typing import Any, get_args
 import click
 
 import pullback
+from pullback.diagnose.children import Children, Held, How, Left, all_left, leave, text_of
 from pullback.diagnose.program import Ended, Program
 from pullback.diagnose.reports.sarif import as_sarif
-from pullback.diagnose.reports.show import emit, show, summary, unknown
-from pullback.diagnose.session import Level, Session
+from pullback.diagnose.reports.show import emit, show, summary, tell
+from pullback.diagnose.session import Level
+from pullback.diagnose.uncaught import Uncaught
 from pullback.diagnose.values import Diagnosis, Report
 from pullback.errors import PullbackError
 from pullback.language import speak
@@ -44,6 +49,7 @@ class Job:
         sarif_file: Where it goes as SARIF.
         color: In colour or not; None for colour on a terminal.
         width: How wide the text is; None for that of the terminal.
+        language: The language that was asked for; None for that of the environment.
     """
 
     program: Program
@@ -52,58 +58,84 @@ class Job:
     sarif_file: Path | None
     color: bool | None
     width: int | None
+    language: str | None = None
+
+    def __post_init__(self) -> None:
+        self._process = os.getpid()
+        self._folder = str(Path(tempfile.gettempdir()) / f"pullback-{secrets.token_hex(16)}")
+        self._report = Report(level=self.level)
+        self._more: tuple[Diagnosis, ...] = ()
+        self._uncaught = Uncaught(lambda: self.program.session, self._passing)
 
     def run(self) -> None:
         """Run it; what it raises goes on, with its diagnosis printed after its traceback."""
-        process, rank = os.getpid(), _rank()
-        threads = _Threads(self)
-        held = _Held()
-        threads.start()
+        rank, held = _rank(), Held()
+        self._uncaught.start()
+        how = How(self.level, self._folder, self.color, self.width, self.language)
+        Children(how, lambda: self.program.session).start()
         ended = self.program.run(self.level, held.hold if rank is not None else lambda: None)
-        threads.stop()
-        report = _with(ended.report, threads.diagnoses).of_rank(rank)
-        if os.getpid() == process:  # a child that the program forked writes no files
-            self._write(report)
-        said = replace(report, diagnoses=report.diagnoses[: len(ended.report.diagnoses)])
+        self._report = ended.report.of_process(rank)
+        if os.getpid() == self._process:  # a child that the program forked writes no files
+            self._write()
+            # multiprocessing does this when all children have ended
+            Finalize(None, self._end, exitpriority=-100)
         if ended.error is None:
-            self._say(said, None)
-            return
-        if isinstance(ended.error, SystemExit):
-            self._say(said, ended.failed)
+            self._say(self._report, None)
+        elif isinstance(ended.error, SystemExit):
+            self._say(self._report, ended.failed)
             held.release()
-        else:
-            self._hook(ended, said, held)
-        raise ended.error
+        self._hook(ended, held)
+        if ended.error is not None:
+            raise ended.error
 
-    def _hook(self, ended: Ended, report: Report, held: _Held) -> None:
+    def _hook(self, ended: Ended, held: Held) -> None:
         """Let Python show the error in the program's own way, without our frames, and then the diagnosis."""
         shown = sys.excepthook
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
-            if error is not ended.error:
-                return shown(kind, error, trace)
+            if error is not ended.error:  # that of a finalizer, at the exit
+                result = shown(kind, error, trace)
+                self._uncaught.explain(error)
+                return result
             error.__traceback__ = ended.trace
             try:
                 shown(kind, error, ended.trace)
             finally:  # the program's own hook may fail
-                self._say(report, ended.failed)
+                self._say(self._report, ended.failed)
                 held.release()
             return None
 
         sys.excepthook = hook
 
     def _say(self, report: Report, error: BaseException | None) -> None:
-        known = report.diagnoses or error is None or _explained(error)
-        if error is not None and _explained(error):
-            report = replace(report, diagnoses=())
-        show(report, color=self.color, width=self.width)
-        if not known and error is not None and (line := unknown(error)) and sys.stderr is not None:
-            emit(line, sys.stderr)
+        by_itself = error is not None and text_of(error) and any(not each.text for each in all_left(self._folder))
+        tell(report, None if by_itself else error, color=self.color, width=self.width)
         if self.level in {"audit", "strict"} and sys.stderr is not None:
             emit(summary(report), sys.stderr)
 
-    def _write(self, report: Report) -> None:
-        rank = _rank()
+    def _passing(self, report: Report) -> None:
+        """Tell of an error that did not end the program."""
+        report = report.of_process(_rank())
+        show(report, color=self.color, width=self.width)
+        if os.getpid() == self._process:
+            self._more += report.diagnoses
+        else:
+            leave(self._folder, Left("", report.of_process(None, process.current_process().name)))
+
+    def _end(self) -> None:
+        """All children have ended, and all functions that were to run at the exit."""
+        if self._more or Path(self._folder).is_dir():
+            self._write()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self) -> None:
+        """Write what is known by now: of this process, and of its children."""
+        if self.json_file is None and self.sarif_file is None:
+            return
+        reports = [self._report, *(left.report for left in all_left(self._folder) if not left.text)]
+        diagnoses = (*(each for report in reports for each in report.diagnoses), *self._more)
+        findings = tuple(each for report in reports for each in report.findings)
+        report = replace(self._report, diagnoses=diagnoses, findings=findings)
         texts: list[tuple[Path | None, Callable[[], str]]] = [
             (self.json_file, lambda: json.dumps(report.told(), indent=1, ensure_ascii=False)),
             (self.sarif_file, lambda: as_sarif(report, pullback.__version__)),
@@ -111,59 +143,9 @@ class Job:
         for file, text in texts:
             if file is not None:
                 try:
-                    file_of(file, rank).write_text(text() + "\n", encoding="utf-8")
+                    file_of(file, _rank()).write_text(text() + "\n", encoding="utf-8")
                 except OSError as problem:
                     emit(f"pullback run: {problem}", sys.stderr)
-
-
-class _Held:
-    """Holds back the signal by which a launcher ends the other processes when one has failed, until all is said."""
-
-    def __init__(self) -> None:
-        self._holds = False
-        self._came = False
-
-    def hold(self) -> None:
-        """Hold it back from now on, unless the program has its own way with it."""
-        here = threading.current_thread() is threading.main_thread()
-        if here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._note)
-            self._holds = True
-
-    def release(self) -> None:
-        """Let it through, if it came."""
-        if self._holds:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self._holds = False
-            if self._came:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    def _note(self, number: int, frame: object) -> None:
-        self._came = True
-
-
-class _Threads:
-    """Explains the errors of the program's other threads, where Python shows them."""
-
-    def __init__(self, job: Job) -> None:
-        self.diagnoses: tuple[Diagnosis, ...] = ()
-        self._job = job
-        self._former = threading.excepthook
-        self._hook = self._shown
-
-    def start(self) -> None:
-        threading.excepthook = self._hook
-
-    def stop(self) -> None:
-        if threading.excepthook is self._hook:
-            threading.excepthook = self._former
-
-    def _shown(self, args: threading.ExceptHookArgs) -> None:
-        self._former(args)
-        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-            report = Session().report(args.exc_value).of_rank(_rank())
-            self.diagnoses += report.diagnoses
-            show(report, color=self._job.color, width=self._job.width)
 
 
 class _Run(click.Command):
@@ -226,7 +208,7 @@ def run(
         ready = Program(target, arguments, module=module is not None)
     except PullbackError as error:
         raise click.UsageError(str(error)) from error
-    raise Ready(Job(ready, level, json_file, sarif_file, color, width))
+    raise Ready(Job(ready, level, json_file, sarif_file, color, width, lang))
 
 
 def file_of(file: Path, rank: int | None) -> Path:
@@ -239,17 +221,6 @@ def file_of(file: Path, rank: int | None) -> Path:
 def _rank() -> int | None:
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdecimal() else None
-
-
-def _with(report: Report, more: tuple[Diagnosis, ...]) -> Report:
-    return replace(report, diagnoses=report.diagnoses + more)
-
-
-def _explained(error: BaseException) -> bool:
-    """Whether the diagnosis is part of the error's own text already."""
-    from pullback.diagnose.doors import explained  # noqa: PLC0415
-
-    return explained(error)
 
 
 def _check_writable(file: Path) -> None:

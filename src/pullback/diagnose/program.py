@@ -49,6 +49,9 @@ class Program:
         arguments: What the program finds in ``sys.argv[1:]``.
         module: Whether the target is the name of a module, as in ``python -m``.
 
+    Attributes:
+        session: What watches it, once it runs.
+
     Raises:
         ValueMismatch: There is no such program.
     """
@@ -57,6 +60,7 @@ class Program:
         self.target = target
         self.arguments = list(arguments)
         self.module = module
+        self.session: Session | None = None
         if module:
             self._check_module()
         else:
@@ -69,7 +73,7 @@ class Program:
             level: What is recorded.
             failing: Called as soon as it has raised something.
         """
-        session = Session(level)
+        session = self.session = Session(level)
         main = ModuleType("__main__")
         if sys.version_info < (3, 14):
             main.__annotations__ = {}
@@ -84,7 +88,7 @@ class Program:
             failing()
         finally:
             session.stop()
-        failed = _failure(error)
+        failed = failure(error)
         report = session.report(failed, vars(main))
         if error is not None:
             clean(error)
@@ -210,7 +214,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
         raise
 
 
-def _failure(error: BaseException | None) -> BaseException | None:
+def failure(error: BaseException | None) -> BaseException | None:
     """The error to be explained: for a program that gave up with an exit status, the one that made it do so."""
     if isinstance(error, SystemExit) and not (error.code is None or (isinstance(error.code, int) and error.code == 0)):
         return error.__cause__ or error.__context__

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import causes, faults
+from pullback.diagnose.children import handed_back, text_of
 from pullback.diagnose.recorders.focus import AUDIT, TRACE, Focus
 from pullback.diagnose.recorders.passes import Passes
 from pullback.diagnose.recorders.tape import Tape
@@ -101,6 +102,8 @@ class Session:
     def diagnoses(self, error: BaseException) -> tuple[Diagnosis, ...]:
         """The causes of an error that come into question: one, if it is certain."""
         for each in _chain(error):
+            if text := text_of(each):  # its evidence is where it happened
+                return handed_back(text)
             case = Case(each, self.passes.all, self.tape, traced=self.level != "default")
             if found := self._asked(case):
                 return found

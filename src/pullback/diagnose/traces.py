@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from types import CodeType, TracebackType
 
-import torch.overrides
+from pullback.diagnose.recorders.callers import DISPATCH
+from pullback.graph.recording.userfiles import STAND_IN
 
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")  # noqa: PTH100, PTH118, PTH120
 _GRAPH = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "graph", "")  # noqa: PTH118, PTH120
 _OURS = (_HERE, os.path.join(_GRAPH, "engine.py"), os.path.join(_GRAPH, "recording", ""))  # noqa: PTH118
 _IMPORTING = frozenset({"<frozen importlib._bootstrap>", "<frozen importlib.util>"})
-_DISPATCH: CodeType = torch.overrides.handle_torch_function.__code__
 # So many errors that led to an error are cleaned.
 _CHAIN = 20
 
@@ -36,10 +36,10 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
     dispatched: CodeType | None = None
     while trace is not None:
         code = trace.tb_frame.f_code
-        ours = code.co_filename.startswith(_OURS)
+        ours = code.co_filename.startswith(_OURS) or code.co_name == STAND_IN
         if dispatched is not None and not ours:
             # torch asked who listens, and called the same function again: the second call stands for both
-            if len(kept) > 1 and kept[-1].tb_frame.f_code is _DISPATCH and kept[-2].tb_frame.f_code is code:
+            if len(kept) > 1 and kept[-1].tb_frame.f_code is DISPATCH and kept[-2].tb_frame.f_code is code:
                 del kept[-2:]
             dispatched = None
         if ours:

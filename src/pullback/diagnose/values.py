@@ -171,6 +171,7 @@ class Diagnosis:
         apart: What would tell this cause from the others that come into question.
         wants: What a run with ``--trace`` (or ``--audit``) would tell beside, as a question; empty if nothing.
         rank: The rank of the process in a distributed run.
+        process: The name of the process, if it was one that the program started.
     """
 
     code: str
@@ -185,6 +186,7 @@ class Diagnosis:
     apart: str = ""
     wants: str = ""
     rank: int | None = None
+    process: str = ""
 
     def told(self) -> dict[str, Any]:
         """As JSON says it."""
@@ -201,6 +203,7 @@ class Diagnosis:
             "apart": self.apart,
             "wants": self.wants,
             "rank": self.rank,
+            "process": self.process or None,
         }
 
 
@@ -232,10 +235,15 @@ class Report:
 
     __repr__ = __str__
 
-    def of_rank(self, rank: int | None) -> Report:
-        """The same, said of one process of a distributed run."""
-        mine, also = ([replace(each, rank=rank) for each in group] for group in (self.diagnoses, self.findings))
-        return replace(self, diagnoses=tuple(mine), findings=tuple(also))
+    def of_process(self, rank: int | None, name: str = "") -> Report:
+        """The same, said of one process of a distributed run, or of one that the program started."""
+        mine, also = (
+            tuple(
+                replace(each, rank=each.rank if rank is None else rank, process=each.process or name) for each in group
+            )
+            for group in (self.diagnoses, self.findings)
+        )
+        return replace(self, diagnoses=mine, findings=also)
 
     def told(self) -> dict[str, Any]:
         """As JSON says it."""

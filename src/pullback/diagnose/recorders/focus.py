@@ -9,7 +9,6 @@ are never heard: its step is noted as one call that wrote to its parameters.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from pullback.diagnose.recorders import tape
 from pullback.diagnose.recorders.spots import spot_here
 from pullback.diagnose.recorders.tape import Tape, version_of
 from pullback.graph.recording.record import Recording
@@ -70,7 +68,6 @@ class Focus:
         """Begin, in the thread whose calls are heard."""
         self._started = True
         self._undo = [
-            _warnings_at_the_users_line(),
             register_optimizer_step_pre_hook(self._step_begins).remove,
             register_optimizer_step_post_hook(self._step_ends).remove,
         ]
@@ -170,21 +167,3 @@ class _Rest:
         seconds, passes = self._heard
         extra = seconds - passes * rested / self.passes
         return rested >= extra / share
-
-
-def _warnings_at_the_users_line() -> Callable[[], None]:
-    """Torch warns at the line of Python's that called it, which is the tape's: have it shown at the user's."""
-    original = warnings.showwarning
-
-    def showwarning(message: Any, category: Any, filename: str, lineno: int, *rest: Any, **named: Any) -> None:
-        if filename == tape.__file__ and (spot := spot_here(2)) is not None:
-            filename, lineno = spot.file, spot.line
-        original(message, category, filename, lineno, *rest, **named)
-
-    warnings.showwarning = showwarning
-
-    def undo() -> None:
-        if warnings.showwarning is showwarning:
-            warnings.showwarning = original
-
-    return undo

@@ -15,9 +15,11 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from pullback.diagnose.evidence.frames import Spot
+from pullback.diagnose.recorders.callers import as_caller
 from pullback.diagnose.recorders.spots import spot_of
 
 # So many calls are remembered.
@@ -32,6 +34,8 @@ SILENT = frozenset({
 SETTERS = frozenset({"data", "grad", "requires_grad"})
 TRACED = frozenset({"FakeTensor", "FunctionalTensor"})
 GETTERS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
+# Of those that make and change nothing, those at which torch may warn.
+WARNING = frozenset({"backward", "grad", "volatile"})
 CONTAINERS = (list, tuple, dict)
 # So many functions are remembered by their names.
 FUNCTIONS = 10_000
@@ -55,7 +59,7 @@ class Value:
     def __init__(self, number: int, tensor: Tensor, maker: Call | None) -> None:
         self.number = number
         self.tensor = ref(tensor)
-        self.shape = tuple(tensor.shape) if not tensor.is_nested else ()
+        self.shape = () if tensor.is_nested or is_lazy(tensor) else tuple(tensor.shape)
         self.dtype = tensor.dtype
         self.requires_grad = tensor.requires_grad
         try:
@@ -127,7 +131,7 @@ class Tape(TorchFunctionMode):
         self._most = most
         self._heard = heard
         self._tells = names
-        self._names: dict[Any, str] = {}
+        self._names: dict[Any, str | None] = {}
         self._values: dict[int, Value] = {}
         self._numbers = 0
         self._count = 0
@@ -192,7 +196,10 @@ class Tape(TorchFunctionMode):
         except (KeyError, TypeError):
             name = self._name(func)
         if not name or torch.compiler.is_compiling():
+            if name is None and not torch.compiler.is_compiling():
+                return as_caller(sys._getframe(1))(func, args, kwargs)
             return func(*args, **kwargs)
+        frame = sys._getframe(1)
         given: list[Tensor] = []
         before: list[int] = []
         try:
@@ -211,7 +218,7 @@ class Tape(TorchFunctionMode):
             call = Call(
                 self._count,
                 name,
-                spot_of(sys._getframe(1)),
+                spot_of(frame),
                 torch.is_grad_enabled(),
                 torch._C._autograd._get_sequence_nr(),
             )
@@ -230,7 +237,7 @@ class Tape(TorchFunctionMode):
         except Exception as problem:  # the program must go on
             self._failed(problem)
             return func(*args, **kwargs)
-        result = func(*args, **kwargs)
+        result = as_caller(frame)(func, args, kwargs)
         try:
             self._note(call, given, before, result)
             if self._heard is not None and (self._tells is None or name in self._tells):
@@ -282,17 +289,20 @@ class Tape(TorchFunctionMode):
         value = self._values[id(tensor)] = Value(self._numbers, tensor, maker)
         return value
 
-    def _name(self, func: Callable[..., Any]) -> str:
-        """The name of a function as the tape has it; empty for those that make and change nothing."""
-        name = getattr(func, "__name__", "?")
+    def _name(self, func: Callable[..., Any]) -> str | None:
+        """The name of a function as the tape has it; empty for those that make and change nothing.
+
+        None if it may warn, though.
+        """
+        name: str | None = getattr(func, "__name__", "?")
         if name == "__set__":
             what = getattr(getattr(func, "__self__", None), "__name__", "?")
-            name = f"set {what}" if what in SETTERS else ""
+            name = f"set {what}" if what in SETTERS else None
         elif name == "__get__":
             what = getattr(getattr(func, "__self__", None), "__name__", "?")
-            name = f"get {what}" if what in GETTERS else ""
+            name = f"get {what}" if what in GETTERS else (None if what in WARNING else "")
         elif name in SILENT:
-            name = ""
+            name = None if name in WARNING else ""
         try:
             if len(self._names) < FUNCTIONS:
                 self._names[func] = name

@@ -65,7 +65,12 @@ def _rule(kind: type[Check]) -> dict[str, Any]:
 
 def _result(diagnosis: Diagnosis, level: str, places: dict[str, int]) -> dict[str, Any]:
     marks = [mark for mark in diagnosis.marks if mark.place.file]
-    more = {"confidence": diagnosis.confidence, "rank": diagnosis.rank, "doesNotHelp": list(diagnosis.useless)}
+    more = {
+        "confidence": diagnosis.confidence,
+        "rank": diagnosis.rank,
+        "process": diagnosis.process or None,
+        "doesNotHelp": list(diagnosis.useless),
+    }
     result: dict[str, Any] = {
         "ruleId": diagnosis.code,
         "level": level,

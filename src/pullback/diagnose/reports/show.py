@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from dis import opname
 from typing import TextIO
 
 from pullback.diagnose.case import message_of
+from pullback.diagnose.children import text_of
 from pullback.diagnose.evidence.frames import frames_of
 from pullback.diagnose.reports.text import WIDTH, Line, joined, report_lines
 from pullback.diagnose.values import Report
@@ -34,6 +36,23 @@ def show(report: Report, stream: TextIO | None = None, *, color: bool | None = N
     stream = sys.stderr if stream is None else stream
     if stream is not None and (lines := report_lines(report, width or width_of(stream))):  # None: without a console
         emit(shown(lines, stream, color), stream)
+
+
+def tell(report: Report, error: BaseException | None, *, color: bool | None = None, width: int | None = None) -> None:
+    """Write what there is to say of an error below its traceback: a report, or one line, or nothing.
+
+    Args:
+        report: The report.
+        error: The error, if there was one.
+        color: In colour or not; None for colour on a terminal.
+        width: How wide; None for that of the terminal.
+    """
+    from pullback.diagnose.doors import explained  # noqa: PLC0415
+
+    said = error is not None and explained(error)  # in the error's own text
+    show(replace(report, diagnoses=()) if said else report, color=color, width=width)
+    if not said and not report.diagnoses and error is not None and (line := unknown(error)) and sys.stderr is not None:
+        emit(line, sys.stderr)
 
 
 def shown(lines: list[Line], stream: TextIO, color: bool | None) -> str:
@@ -67,13 +86,27 @@ def width_of(stream: TextIO) -> int:
 
 def unknown(error: BaseException) -> str:
     """One line for an error of autograd of which nothing is known; empty for an error that is about something else."""
+    if text := text_of(error):
+        return _of_another(text, error)
     if not of_autograd(error):
+        return ""
+    return say(
+        "pullback: this error comes from autograd, but no cause that is known here fits it (torch says: {message})",
+        message=message_of(error).partition("\n")[0][:120],
+    )
+
+
+def _of_another(text: str, error: BaseException) -> str:
+    """What can be said of an error by its text, where the process that it happened in has said nothing."""
+    message = next((line for line in reversed(text.splitlines()) if line.strip(' "')), "").strip()
+    if not any(word in message.lower() for word in _WORDS):
         return ""
     if "DataLoader worker" in message_of(error).partition("\n")[0]:
         return say("pullback: this error happened in a worker process; with num_workers=0 it can be explained")
     return say(
-        "pullback: this error comes from autograd, but no cause that is known here fits it (torch says: {message})",
-        message=message_of(error).partition("\n")[0][:120],
+        "pullback: this error happened in another process, which could not explain it; "
+        '`pullback explain "{message}"` says what its text can mean',
+        message=message.partition(": ")[2][:120] or message[:120],
     )
 
 

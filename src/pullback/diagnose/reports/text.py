@@ -50,7 +50,7 @@ def diagnosis_lines(diagnosis: Diagnosis, level: str, width: int, kind: str = "e
         kind: ``error`` or ``warning``.
     """
     word = say("error") if kind == "error" else say("warning")
-    lines: list[Line] = [[(f"{word}[{diagnosis.code}]", kind), (f"{_rank(diagnosis)}: {diagnosis.title}", "bold")]]
+    lines: list[Line] = [[(f"{word}[{diagnosis.code}]", kind), (f"{_process(diagnosis)}: {diagnosis.title}", "bold")]]
     marks = [mark for mark in diagnosis.marks if mark.place.file]
     gutter = max((len(str(mark.place.line)) for mark in marks), default=1)
     lines += _snippets(marks, gutter, width, kind)
@@ -69,8 +69,12 @@ def diagnosis_lines(diagnosis: Diagnosis, level: str, width: int, kind: str = "e
     return lines
 
 
-def _rank(diagnosis: Diagnosis) -> str:
-    return "" if diagnosis.rank is None else say(" (rank {rank})", rank=diagnosis.rank)
+def _process(diagnosis: Diagnosis) -> str:
+    if diagnosis.rank is None:
+        return say(" (process {name})", name=diagnosis.process) if diagnosis.process else ""
+    if not diagnosis.process:
+        return say(" (rank {rank})", rank=diagnosis.rank)
+    return say(" (rank {rank}, process {name})", rank=diagnosis.rank, name=diagnosis.process)
 
 
 def _asked(question: str, level: str) -> str:

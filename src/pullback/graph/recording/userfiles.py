@@ -17,6 +17,8 @@ INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 # Names in angle brackets are the user's (a notebook's cell, <stdin>, what exec runs), but for these.
 GENERATED = ("<frozen ", "<eval_with_key>", "<attrs generated ", "<__array_function__ ")
 EXECUTED = "<string>"
+# The name of a function of ours that has the file and line of a caller of torch.
+STAND_IN = "<pullback>"
 
 
 def _home(file: str) -> str:
@@ -79,6 +81,8 @@ class UserFiles:
     def own(self, frame: FrameType) -> bool:
         """Whether a frame runs code of the user."""
         name = frame.f_code.co_filename
+        if frame.f_code.co_name == STAND_IN:
+            return False
         if name == EXECUTED:  # run by exec: by a library where its globals are a library's, as a dataclass's __init__
             name = frame.f_globals.get("__file__") or name
         return self.own_file(name)
