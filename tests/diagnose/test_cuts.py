@@ -455,3 +455,115 @@ def test_other_errors_are_left_to_others():
     with warnings.catch_warnings():
         report = told(_source("loss = (torch.ones(2),)\nloss.backward()"))
     assert not [code for code in codes(report) if code.startswith(("PB20", "PB21", "PB22"))]
+
+
+FURTHER = {
+    "a yield in a block": ("PB201", "with torch.no_grad():", """
+        encoder, head = nn.Linear(4, 3), nn.Linear(3, 2)
+        def encoded(batches):
+            with torch.no_grad():
+                for x in batches:
+                    yield encoder(x), 1
+        for code, _ in encoded([torch.randn(2, 4)]):
+            loss = head(code).mean()
+            loss.backward()
+    """),
+    "an update by a method under no_grad": ("PB216", "delta = (delta + ", """
+        net = nn.Linear(4, 2).requires_grad_(False)
+        delta = torch.zeros(3, 4, requires_grad=True)
+        for _ in range(2):
+            loss = net(torch.randn(3, 4) + delta).pow(2).mean()
+            loss.backward()
+            with torch.no_grad():
+                delta = (delta + 0.1 * delta.grad.sign()).clamp(-1, 1)
+    """),
+    "rounded, then cast": ("PB212", ".to(torch.int8)", """
+        w = torch.randn(5, requires_grad=True)
+        def quantised(w, step):
+            return torch.clamp(torch.round(w / step), -7, 7).to(torch.int8).float()
+        loss = quantised(w, 0.1).pow(2).mean()
+        loss.backward()
+    """),
+    "detached at the end of each turn": ("PB205", "state = state.detach()", """
+        cell = nn.GRUCell(3, 3)
+        def refined(x):
+            state = torch.zeros_like(x)
+            for _ in range(2):
+                state = cell(x, state)
+                state = state.detach()
+            return state
+        loss = refined(torch.randn(2, 3)).mean()
+        loss.backward()
+    """),
+    "a criterion that is made and called at once": ("PB207", "parts = torch.tensor(", """
+        class Dice(nn.Module):
+            def forward(self, p, t):
+                parts = torch.tensor([(p[:, c] * t[:, c]).sum() for c in range(2)])
+                return 1 - parts.mean()
+        net = nn.Linear(3, 2)
+        loss = Dice()(net(torch.randn(4, 3)).softmax(1), torch.ones(4, 2))
+        loss.backward()
+    """),
+    "values of a sparse matrix": ("PB208", "w.tolist()", """
+        weights = torch.zeros(3, requires_grad=True)
+        places = torch.tensor([[0, 1, 2], [1, 2, 0]])
+        def matrix(w):
+            return torch.sparse_coo_tensor(places, w.tolist(), (3, 3))
+        loss = torch.sparse.mm(matrix(weights.sigmoid()), torch.rand(3, 2)).sum()
+        loss.backward()
+    """),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_further_cuts_are_found_and_mended(name, tmp_path):
+    code, line, body = FURTHER[name]
+    file = tmp_path / "program.py"
+    file.write_text(_source(body))
+    found = told(file)["diagnoses"][0]
+    assert found["code"] == code
+    assert any(line in each["text"] for each in found["lines"])
+    mended = told(applied([Edit(**each) for each in found["fix"]["edits"]], str(file)))
+    assert mended["error"] is None
+
+
+def test_rounding_has_a_gradient_after_the_fix():
+    (found, *_) = told(_source(FURTHER["rounded, then cast"][2]))["diagnoses"]
+    assert "(w / step) + (" in found["fix"]["code"]
+
+
+def test_a_block_of_another_task_is_marked():
+    program = """
+        import asyncio
+        import torch
+        net = torch.nn.Linear(3, 1)
+        async def validate():
+            with torch.no_grad():
+                for _ in range(3):
+                    await asyncio.sleep(0.01)
+                    net(torch.randn(2, 3))
+        async def train():
+            for _ in range(2):
+                await asyncio.sleep(0.005)
+                loss = net(torch.randn(4, 3)).mean()
+                loss.backward()
+        async def main():
+            await asyncio.gather(validate(), train())
+        asyncio.run(main())
+    """
+    (found,) = told(program, "trace")["diagnoses"]
+    assert found["code"] == "PB203"
+    assert "set_grad_enabled" not in found["title"]
+    assert any("with torch.no_grad()" in each["text"] for each in found["lines"])
+
+
+def test_a_long_expression_is_shortened():
+    parts = " + ".join(f"net(torch.randn(2, 3)).mean() * {number}" for number in range(8))
+    program = f"""
+        net = nn.Linear(3, 1)
+        loss = torch.tensor([{parts}]).sum()
+        loss.backward()
+    """
+    (found,) = told(_source(program))["diagnoses"]
+    assert " ... " in found["cause"]
+    assert len(found["cause"]) < 400

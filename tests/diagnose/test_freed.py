@@ -180,3 +180,266 @@ def test_the_edits_mend_it(program, tmp_path):
 def test_rows_of_a_jacobian_need_the_graph_again():
     report = told(ROWS)
     assert report["diagnoses"][0]["code"] in {"PB307", "PB303"}
+
+
+CACHED_BY_A_CONDITION = """
+    import torch
+    from torch import nn
+
+    class Shape(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.raw = nn.Parameter(torch.eye(3))
+            self._matrix = None
+
+        @property
+        def matrix(self):
+            if self._matrix is None:
+                self._matrix = self.raw @ self.raw.t()
+            return self._matrix
+
+        def forward(self, x):
+            return (x @ self.matrix).pow(2).mean()
+
+    shape = Shape()
+    for _ in range(2):
+        shape(torch.randn(4, 3)).backward()
+"""
+FUNCTION_UNDER_A_CACHE = """
+    from functools import lru_cache
+    import torch
+    scale = torch.zeros(3, requires_grad=True)
+
+    @lru_cache(maxsize=None)
+    def table(length):
+        return torch.sin(torch.arange(float(length))[:, None] * scale.exp())
+
+    for _ in range(2):
+        (torch.randn(4, 3) * table(4)).sum().backward()
+"""
+BEFORE_A_CLOSURE = """
+    import torch
+    x = torch.linspace(-1, 1, 8).unsqueeze(1)
+    net = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4)
+    guess = net(x)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (guess - x ** 2).pow(2).mean()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+"""
+KEPT_IN_A_STORE = """
+    import torch
+
+    class Store:
+        def __init__(self):
+            self.items = []
+
+        def put(self, *item):
+            self.items.append(item)
+
+    encoder, head = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+    store = Store()
+    for _ in range(3):
+        code = torch.tanh(encoder(torch.randn(2)))
+        store.put(code, torch.rand(1))
+        codes = torch.stack([each for each, _ in store.items])
+        head(codes).mean().backward()
+"""
+CONSTANT_TARGET = """
+    import torch
+    from torch import nn
+
+    class Style(nn.Module):
+        def __init__(self, wanted):
+            super().__init__()
+            self.wanted = wanted @ wanted.t()
+
+        def forward(self, x):
+            return (x @ x.t() - self.wanted).pow(2).mean()
+
+    net = nn.Linear(4, 4)
+    style = Style(net(torch.randn(3, 4)))
+    image = torch.randn(3, 4, requires_grad=True)
+    for _ in range(2):
+        style(net(image)).backward()
+"""
+LOSS_OF_EACH_OUTPUT = """
+    import torch
+    from torch import nn
+
+    class Scales(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+            self.heads = nn.ModuleList(nn.Linear(3, 1) for _ in range(2))
+
+        def forward(self, x):
+            shared = self.stem(x)
+            return [head(shared) for head in self.heads]
+
+    outputs = Scales()(torch.randn(4, 3))
+    for output in outputs:
+        loss = (output - 1).abs().mean()
+        loss.backward()
+"""
+FIRST_LOSS_IN_A_FUNCTION = """
+    import torch
+    from torch import nn
+    maker = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 4))
+    judge = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def train_judge(real, image):
+        loss = judge(image).mean() - judge(real).mean()
+        loss.backward()
+
+    def train_maker(image):
+        loss = -judge(image).mean()
+        loss.backward()
+
+    image = maker(torch.randn(5, 2))
+    train_judge(torch.randn(5, 4), image)
+    train_maker(image)
+"""
+# With the code, the culprit, and whether the edits mend the program.
+MORE = {
+    "cached by a condition": (CACHED_BY_A_CONDITION, "PB304", "self._matrix = self.raw @"),
+    "function under a cache": (FUNCTION_UNDER_A_CACHE, "PB304", "return torch.sin("),
+    "before a closure": (BEFORE_A_CLOSURE, "PB304", "guess = net(x)"),
+    "kept in a store": (KEPT_IN_A_STORE, "PB304", "store.put(code, "),
+    "constant target": (CONSTANT_TARGET, "PB304", "self.wanted = wanted"),
+    "loss of each output": (LOSS_OF_EACH_OUTPUT, "PB303", "loss.backward()"),
+    "first loss in a function": (FIRST_LOSS_IN_A_FUNCTION, "PB303", "loss = judge(image).mean() - "),
+}
+
+
+@pytest.mark.parametrize(("program", "code", "line"), MORE.values(), ids=MORE)
+def test_what_is_kept_elsewhere_is_found_and_mended(program, code, line, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(program))
+    report = told(file)
+    assert codes(report) == [code]
+    (found,) = report["diagnoses"]
+    assert any(line in each["text"] for each in found["lines"])
+    assert not any(each["text"].endswith(("= None", "= []")) for each in found["lines"])
+    mended = told(applied([Edit(**each) for each in found["fix"]["edits"]], str(file)))
+    assert mended["error"] is None
+
+
+def test_a_cached_result_is_certain_once_its_line_is_known():
+    (found,) = told(FUNCTION_UNDER_A_CACHE, "trace")["diagnoses"]
+    assert (found["code"], found["confidence"]) == ("PB304", "high")
+
+
+@pytest.mark.parametrize("level", ["default", "trace"])
+def test_a_pass_inside_a_hook_frees_its_graph(level, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(
+        textwrap.dedent(
+            """
+            import torch
+
+            class Fixed(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.layer = torch.nn.Linear(3, 3)
+
+                def forward(self, x):
+                    z = torch.tanh(self.layer(x))
+                    start = z.detach().requires_grad_()
+                    again = torch.tanh(self.layer(start) + x)
+
+                    def solve(g):
+                        total = g
+                        for _ in range(3):
+                            total = torch.autograd.grad(again, start, total)[0] + g
+                        return total
+
+                    z.register_hook(solve)
+                    return z
+
+            Fixed()(torch.ones(2, 3)).sum().backward()
+            """
+        )
+    )
+    report = told(file, level)
+    assert codes(report) == ["PB307"]
+    (found,) = report["diagnoses"]
+    assert "retain_graph=True" in found["fix"]["code"]
+    assert any("again, start, total" in each["text"] for each in found["lines"])
+
+
+@pytest.mark.parametrize("level", ["default", "trace"])
+def test_a_derivative_of_something_linear(level):
+    report = told(
+        """
+        import torch
+
+        model = torch.nn.Linear(1, 1)
+
+        def slope(y, x):
+            return torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)[0]
+
+        x = torch.linspace(0, 1, 4)[:, None]
+        noise = torch.randn_like(x)
+        x.requires_grad = True
+        first = slope(model(x), x)
+        second = slope(first, x)
+        """,
+        level,
+    )
+    (found,) = report["diagnoses"]
+    assert found["code"] == "PB601"
+    assert found["confidence"] == ("high" if level == "trace" else "medium")
+    assert "linear in x" in found["cause"]
+    assert 13 in [each["line"] for each in found["lines"]]
+
+
+def test_a_tensor_like_another_is_not_computed_from_it():
+    report = told(
+        """
+        import torch
+
+        w, x = torch.ones(3, requires_grad=True), torch.ones(3)
+        noise = torch.randn_like(x)
+        x.requires_grad_()
+        loss = (w * noise * torch.ones_like(x)).sum()
+        torch.autograd.grad(loss, [w, x])
+        """,
+        "trace",
+    )
+    assert codes(report) == ["PB601"]
+
+
+@pytest.mark.parametrize("level", ["default", "trace"])
+def test_values_that_are_detached_in_each_turn(level):
+    report = told(
+        """
+        import torch
+
+        net = torch.nn.Linear(2, 1)
+
+        def adapt(x):
+            fast = [p.detach() for p in net.parameters()]
+            for _ in range(2):
+                fast = [p.requires_grad_() for p in fast]
+                loss = (x @ fast[0].T + fast[1]).pow(2).mean()
+                g = torch.autograd.grad(loss, fast)
+                fast = [(p - 0.1 * d).detach() for p, d in zip(fast, g)]
+            return fast
+
+        weight, bias = adapt(torch.ones(3, 2))
+        outer = (torch.ones(3, 2) @ weight.T + bias).pow(2).mean()
+        outer.backward()
+        """,
+        level,
+    )
+    first = report["diagnoses"][0]
+    assert first["code"] == "PB205"
+    assert {7, 12} <= {each["line"] for each in first["lines"]}
+    assert first["fix"]["confidence"] != "high"

@@ -61,9 +61,188 @@ FAULTS = {
         loss.backward()
         """,
     ),
+    "a slice of the targets, in a function": (
+        "PBA301",
+        """
+        import torch
+
+        def rmse(a, b):
+            return torch.sqrt(torch.mean((a - b) ** 2) + 1e-8)  # culprit
+
+        net = torch.nn.Linear(5, 1)
+        x, y = torch.randn(32, 5), torch.randn(32)
+        for i in range(0, 32, 16):
+            rmse(net(x[i : i + 16]), y[i : i + 16]).backward()
+        """,
+    ),
+    "advantages of another shape": (
+        "PBA301",
+        """
+        import torch
+        policy, value = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
+        state, returns = torch.randn(10, 4), torch.randn(10, 1)
+        choice = torch.distributions.Categorical(logits=policy(state))
+        action = choice.sample()
+        advantage = (returns - value(state)).detach()
+        loss = -(choice.log_prob(action) * advantage).mean()  # culprit
+        loss.backward()
+        """,
+    ),
+    "probabilities with a small number": (
+        "PBA302",
+        """
+        import torch
+        import torch.nn.functional as F
+        net = torch.nn.Linear(8, 4)
+        p = F.softmax(net(torch.randn(6, 8)), dim=-1).view(-1, 4)
+        F.cross_entropy(p + 1e-8, torch.randint(0, 4, (6,))).backward()  # culprit
+        """,
+    ),
+    "sigmoid before cross_entropy": (
+        "PBA302",
+        """
+        import torch
+        net = torch.nn.Linear(8, 4)
+        scores = torch.sigmoid(net(torch.randn(6, 8)))
+        torch.nn.CrossEntropyLoss()(scores, torch.randint(0, 4, (6,))).backward()  # culprit
+        """,
+    ),
+    "a divergence of probabilities": (
+        "PBA303",
+        """
+        import torch
+        import torch.nn.functional as F
+        student, teacher = torch.nn.Linear(8, 5), torch.nn.Linear(8, 5)
+        x = torch.randn(7, 8)
+        with torch.no_grad():
+            want = F.softmax(teacher(x), dim=1)
+        loss = F.kl_div(F.softmax(student(x), dim=1), want, reduction="batchmean")  # culprit
+        loss.backward()
+        """,
+    ),
+    "labels first": (
+        "PBA305",
+        """
+        import torch
+        net = torch.nn.Sequential(torch.nn.Linear(6, 1), torch.nn.Sigmoid())
+        label = torch.tensor([[0.0], [1.0], [1.0]])
+        criterion = torch.nn.BCELoss()
+        criterion(label, net(torch.randn(3, 6))).backward()  # culprit
+        """,
+    ),
+    "classes by a view, in a module": (
+        "PBA306",
+        """
+        import torch
+
+        class Tagger(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.out = torch.nn.Linear(8, 20)
+
+            def forward(self, x):
+                return self.out(x).view(4, 20, 7)  # culprit
+
+        net = Tagger()
+        loss = torch.nn.functional.cross_entropy(net(torch.randn(4, 7, 8)), torch.randint(0, 20, (4, 7)))
+        loss.backward()
+        """,
+    ),
+    "a target of the net itself": (
+        "PBA307",
+        """
+        import torch
+        import torch.nn.functional as F
+        q = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        s, a, r, following = torch.randn(6, 4), torch.randint(0, 2, (6,)), torch.randn(6), torch.randn(6, 4)
+        chosen = q(s).gather(1, a[:, None]).squeeze(1)
+        goal = r + 0.99 * q(following).max(dim=1).values  # culprit
+        (chosen - goal).pow(2).mean().backward()
+        """,
+    ),
+    "a hook that returns nothing": (
+        "PBA509",
+        """
+        import torch
+
+        class Scaled(torch.nn.Linear):
+            def soften(self, grad):
+                grad = grad.clamp(-0.1, 0.1)  # culprit
+
+        layer = Scaled(3, 3)
+        layer.weight.register_hook(layer.soften)
+        layer(torch.randn(2, 3)).pow(2).mean().backward()
+        """,
+    ),
+    "a checkpoint without the random state": (
+        "PBA507",
+        """
+        import torch
+        from torch.utils.checkpoint import checkpoint
+        block = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5))
+        x = torch.randn(4, 8, requires_grad=True)
+        y = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)  # culprit
+        y.sum().backward()
+        """,
+    ),
 }
 
 RIGHT = {
+    "centres, bins and frequencies, as many as samples": """
+        import torch
+        net = torch.nn.Linear(3, 1)
+        centres, bins = torch.nn.Parameter(torch.randn(8)), torch.linspace(0, 1, 8)
+        x = net(torch.randn(8, 3))
+        bumps = torch.exp(-((x - centres) ** 2))
+        counts = torch.exp(-(((torch.sigmoid(x) - bins) / 0.1) ** 2)).mean(0)
+        waves = (x * torch.exp(torch.arange(8.0) * -0.5)).sin()
+        (bumps.mean() + counts.pow(2).sum() + waves.mean()).backward()
+        """,
+    "divergences of logarithms": """
+        import torch
+        import torch.nn.functional as F
+        student, teacher = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+        x = torch.randn(5, 4)
+        known, want = F.log_softmax(student(x), -1), F.softmax(teacher(x), -1).detach()
+        F.kl_div(known, want, reduction="batchmean").backward()
+        other = F.log_softmax(teacher(x), 1).detach()
+        F.kl_div(F.log_softmax(student(x), 1), other, log_target=True, reduction="sum").backward()
+        F.kl_div(other, F.softmax(student(x), 1), reduction="batchmean").backward()
+        """,
+    "classes moved, and flattened": """
+        import torch
+        import torch.nn.functional as F
+        net = torch.nn.Linear(8, 5)
+        scores, labels = net(torch.randn(4, 7, 8)), torch.randint(0, 5, (4, 7))
+        F.cross_entropy(scores.transpose(1, 2), labels).backward(retain_graph=True)
+        F.cross_entropy(scores.reshape(-1, 5), labels.view(-1)).backward(retain_graph=True)
+        F.cross_entropy(net(torch.randn(4, 30, 8)).transpose(1, 2).view(4, 5, 6, 5), torch.randint(0, 5, (4, 6, 5)))
+        """,
+    "log-probabilities of each sample and weights of each": """
+        import torch
+        policy = torch.nn.Linear(4, 2)
+        choice = torch.distributions.Categorical(logits=policy(torch.randn(6, 4)))
+        action = choice.sample()
+        weight = torch.sigmoid(torch.nn.Linear(4, 1)(torch.randn(6, 4))).squeeze(1)
+        (-choice.log_prob(action) * weight).mean().backward()
+        """,
+    "hooks that look": """
+        import torch
+        norms = []
+
+        def watch(grad):
+            size = grad.norm()
+            norms.append(size.item())
+
+        def soften(grad):
+            grad = grad.clamp(-1, 1)
+            return grad
+
+        w = torch.nn.Parameter(torch.randn(3))
+        w.register_hook(watch)
+        w.register_hook(soften)
+        w.pow(2).sum().backward()
+        """,
     "pairwise distances and kernels": """
         import torch
         net = torch.nn.Linear(3, 4)

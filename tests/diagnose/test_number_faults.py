@@ -89,9 +89,97 @@ FAULTS = {
         forward(w, log_scale).pow(2).sum().backward()
         """,
     ),
+    "attention to padding only": (
+        "PBA328",
+        """
+        import torch
+
+        class Attention(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.q, self.v = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+            def forward(self, x, pad):
+                s = self.q(x) @ x.transpose(1, 2)
+                s = s.masked_fill(pad[:, None, :], float("-inf"))
+                return torch.softmax(s, dim=-1) @ self.v(x)  # culprit
+
+        pad = torch.tensor([[False, True, True], [True, True, True]])
+        Attention()(torch.randn(2, 3, 4), pad).pow(2).mean().backward()
+        """,
+    ),
+    "a loss scaled beyond float16": (
+        "PBA326",
+        """
+        import torch
+        w = torch.nn.Parameter(torch.randn(4, 4, dtype=torch.float16))
+        loss = (torch.randn(3, 4, dtype=torch.float16) @ w).pow(2).mean()
+        (loss * 2.0**17).backward()  # culprit
+        """,
+    ),
+    "spikes without a slope": (
+        "PBA346",
+        """
+        import torch
+        first, last = torch.nn.Linear(6, 10), torch.nn.Linear(10, 2)
+        optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1)
+        for _ in range(2):
+            v = first(torch.randn(3, 6))
+            spikes = torch.where(v > 0, torch.ones_like(v), torch.zeros_like(v))  # culprit
+            optimizer.zero_grad()
+            last(spikes).pow(2).mean().backward()
+            optimizer.step()
+        """,
+    ),
+    "classes as numbers": (
+        "PBA351",
+        """
+        import torch
+
+        class Two(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = torch.nn.Linear(5, 3), torch.nn.Linear(5, 1)
+
+            def forward(self, x):
+                return self.a(x).argmax(dim=1).float(), self.b(x)  # culprit
+
+        net = Two()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            label, size = net(torch.randn(8, 5))
+            loss = torch.nn.functional.mse_loss(label, torch.ones(8)) + size.pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        """,
+    ),
 }
 
 RIGHT = {
+    "a teacher that chooses": """
+        import torch
+        teacher, student = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        for _ in range(2):
+            x = torch.randn(8, 5)
+            scores = teacher(x).softmax(1)
+            sure, label = (scores.max(1).values > 0.4).float(), scores.argmax(1)
+            loss = torch.nn.functional.cross_entropy(student(x), label, reduction="none")
+            optimizer.zero_grad()
+            (loss * sure).mean().backward()
+            optimizer.step()
+        """,
+    "a relu by hand": """
+        import torch
+        first, last = torch.nn.Linear(6, 10), torch.nn.Linear(10, 2)
+        optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1)
+        for _ in range(2):
+            v = first(torch.randn(3, 6))
+            optimizer.zero_grad()
+            last(v * (v > 0)).pow(2).mean().backward()
+            optimizer.step()
+        """,
     "masked attention": """
         import torch
         q = torch.randn(4, 4, requires_grad=True)

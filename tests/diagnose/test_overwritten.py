@@ -145,3 +145,143 @@ def test_the_edits_mend_it(name, tmp_path):
     assert found["fix"]["confidence"] == "high"
     edits = [Edit(**each) for each in found["fix"]["edits"]]
     assert told(applied(edits, str(file)))["error"] is None
+
+
+STATE_OVER_RETAINED_GRAPHS = """
+    import torch
+    from torch import nn
+    cell, read = nn.RNNCell(2, 4), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD([*cell.parameters(), *read.parameters()], 0.05)
+    state = torch.zeros(3, 4)
+    for _ in range(4):
+        x = torch.randn(3, 2)
+        state = cell(x, state)
+        loss = (read(state) - x).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+"""
+ROWS_FROM_ROWS = """
+    import torch
+    force = torch.zeros(4, requires_grad=True)
+
+    def path(force):
+        place = torch.zeros(5, 2)
+        for k in range(4):
+            place[k + 1] = place[k] + 0.1 * (torch.sin(place[k]) + force[k])
+        return place
+
+    path(force)[-1].sum().backward()
+"""
+PROTOTYPES = """
+    import torch
+    from torch import nn
+
+    class Prototypes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(3, 2)
+            self.register_buffer("centres", torch.randn(4, 2))
+
+        def forward(self, x, y):
+            z = self.body(x)
+            scores = z @ self.centres.t()
+            with torch.no_grad():
+                for k in y.unique():
+                    self.centres[k] = 0.9 * self.centres[k] + 0.1 * z[y == k].mean(0)
+            return nn.functional.cross_entropy(scores, y)
+
+    net = Prototypes()
+    net(torch.rand(6, 3), torch.tensor([0, 1, 2, 3, 0, 1])).backward()
+"""
+JUDGED_BEFORE_THE_STEP = """
+    import torch
+    from torch import nn
+
+    class Pair:
+        def __init__(self):
+            self.maker = nn.Linear(2, 3)
+            self.judge = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    pair = Pair()
+    steps = {"judge": torch.optim.SGD(pair.judge.parameters(), 0.1)}
+    image = pair.maker(torch.randn(5, 2))
+    score = pair.judge(image)
+    of_judge = score.mean() - pair.judge(torch.randn(5, 3)).mean()
+    of_maker = -score.mean()
+    of_judge.backward(retain_graph=True)
+    steps["judge"].step()
+    of_maker.backward()
+"""
+AVERAGE_IN_A_CLASS = """
+    import copy
+    import torch
+    from torch import nn
+
+    class Average:
+        def __init__(self, net):
+            self.shadow = copy.deepcopy(net)
+
+        @torch.no_grad()
+        def update(self, net):
+            for mine, theirs in zip(self.shadow.parameters(), net.parameters()):
+                mine.mul_(0.9).add_(theirs, alpha=0.1)
+
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    average = Average(net)
+    x = torch.randn(4, 3)
+    loss = (net(x) - average.shadow(x)).pow(2).sum()
+    average.update(net)
+    loss.backward()
+"""
+ROWS_OF_A_ZIP = """
+    import torch
+    weight = torch.randn(2, 3, requires_grad=True)
+    scores = weight * 2
+    for row, factor in zip(scores, torch.ones(2)):
+        row *= factor
+    scores.sum().backward()
+"""
+# With the code, the culprit, and what the code of the fix has in it.
+MORE = {
+    "state over retained graphs": (STATE_OVER_RETAINED_GRAPHS, "PB407", "state = cell(", "state = state.detach()"),
+    "rows from rows": (ROWS_FROM_ROWS, "PB402", "place[k + 1] =", "torch.sin(place[k].clone())"),
+    "prototypes": (PROTOTYPES, "PB410", "self.centres[k] =", "self.centres = self.centres.clone()"),
+    "judged before the step": (JUDGED_BEFORE_THE_STEP, "PB406", 'steps["judge"].step()', "score = pair.judge(image)"),
+    "average in a class": (AVERAGE_IN_A_CLASS, "PB408", "mine.mul_(", "average.update(net)"),
+    "rows of a zip": (ROWS_OF_A_ZIP, "PB430", "row *= factor", "    scores[i] *= factor"),
+}
+
+
+@pytest.mark.parametrize(("program", "code", "line", "cure"), MORE.values(), ids=MORE)
+def test_the_fix_is_made_for_the_program(program, code, line, cure, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(program))
+    report = told(file, "trace")
+    assert codes(report) == [code]
+    (found,) = report["diagnoses"]
+    assert any(line in each["text"] for each in found["lines"])
+    assert cure in found["fix"]["code"]
+    mended = told(applied([Edit(**each) for each in found["fix"]["edits"]], str(file)))
+    assert mended["error"] is None
+
+
+def test_what_is_made_again_after_a_step_is_what_depends_on_it():
+    (found,) = told(JUDGED_BEFORE_THE_STEP)["diagnoses"]
+    assert "image = " not in found["fix"]["code"]
+
+
+def test_a_tensor_without_a_name_is_called_by_its_place():
+    program = """
+        import torch
+        def soft(x, w):
+            g = x.abs()
+            out = g * w
+            g += 1
+            h = w.abs()
+            h.mul_(1)
+            return out.sum() + h.sum()
+        soft(torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)).backward()
+    """
+    (found,) = told(program)["diagnoses"]
+    assert "its first argument" in found["cause"]

@@ -451,3 +451,61 @@ def judged(program, code, level, tmp_path):
 def test_the_cause_and_its_line(name, level, tmp_path):
     code, program = PROGRAMS[name]
     judged(program, code, level, tmp_path)
+
+
+def test_a_reduction_in_a_table_of_criteria_is_marked():
+    program = """
+        import functools
+        import torch
+        import torch.nn.functional as F
+        LOSSES = {"each": functools.partial(F.cross_entropy, reduction="none")}
+        class Trainer:
+            def __init__(self, name):
+                self.net, self.loss = torch.nn.Linear(3, 2), LOSSES[name]
+            def step(self, x, y):
+                loss = self.loss(self.net(x), y)
+                loss.backward()
+        Trainer("each").step(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))
+    """
+    (found,) = told(program)["diagnoses"]
+    assert found["code"] == "PB102"
+    assert any("functools.partial" in each["text"] for each in found["lines"])
+
+
+def test_a_criterion_that_returns_nothing_is_followed():
+    program = """
+        import torch
+        class Criterion(torch.nn.Module):
+            def forward(self, x, y):
+                loss = (x - y).pow(2).mean()
+        net = torch.nn.Linear(2, 1)
+        loss = Criterion()(net(torch.rand(3, 2)), torch.rand(3, 1))
+        loss.backward()
+    """
+    (found,) = told(program)["diagnoses"]
+    assert (found["code"], found["confidence"]) == ("PB115", "high")
+    assert any("(x - y).pow(2)" in each["text"] for each in found["lines"])
+
+
+def test_an_output_without_a_loss_is_marked():
+    program = """
+        from typing import NamedTuple
+        import torch
+        class Output(NamedTuple):
+            loss: object
+            scores: torch.Tensor
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.head = torch.nn.Linear(3, 2)
+            def forward(self, x, labels=None):
+                scores = self.head(x)
+                loss = None if labels is None else torch.nn.functional.cross_entropy(scores, labels)
+                return Output(loss, scores)
+        batch = {"x": torch.rand(2, 3)}
+        out = Model()(batch["x"], labels=batch.get("labels"))
+        out.loss.backward()
+    """
+    (found,) = told(program)["diagnoses"]
+    assert found["code"] == "PB115"
+    assert any("out = Model()" in each["text"] for each in found["lines"])

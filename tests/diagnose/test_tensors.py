@@ -1,7 +1,11 @@
 """What single tensors, parameters and optimizers refuse: the cause, the culprit's line, and a fix that runs."""
 
+import textwrap
+
 import pytest
 
+from pullback.diagnose.values import Edit, applied
+from tests.diagnose.harness import codes, told
 from tests.diagnose.test_seeds import judged
 
 PROGRAMS = {
@@ -367,3 +371,118 @@ PROGRAMS = {
 def test_the_cause_and_its_line(name, level, tmp_path):
     code, program = PROGRAMS[name]
     judged(program, code, level, tmp_path)
+
+
+DETACHED_INSIDE = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(1, 1)
+
+        def forward(self, t):
+            t = t.detach()
+            return self.body(t).tanh()
+
+    net = Net()
+    t = torch.linspace(0, 1, 4).unsqueeze(1).requires_grad_()
+    u = net(t)
+    torch.autograd.grad(u.sum(), t, create_graph=True)
+"""
+A_COPY_WAS_TRAINED = """
+    import copy
+    import torch
+    net = torch.nn.Linear(3, 1)
+    learner = copy.deepcopy(net)
+    loss = learner(torch.randn(4, 3)).pow(2).mean()
+    grads = torch.autograd.grad(loss, list(net.parameters()))
+"""
+NORMALISED_INPUT = """
+    import torch
+    net = torch.nn.Linear(3, 2)
+    def saliency(image):
+        image.requires_grad_()
+        image = (image - 0.5) / 0.5
+        net(image).sum().backward()
+        return image.grad.abs()
+    saliency(torch.rand(4, 3))
+"""
+CLEARED_BY_THE_CALLER = """
+    import torch
+    net = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    def size(parameters):
+        return sum(p.grad.norm() for p in parameters)
+    for _ in range(2):
+        loss = net(torch.rand(2, 3)).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(size(net.parameters()))
+"""
+STACKED_GRADIENTS = """
+    import torch
+    server = torch.nn.Linear(3, 2)
+    clients = [torch.nn.Linear(3, 2) for _ in range(2)]
+    for client in clients:
+        client(torch.rand(4, 3)).mean().backward()
+    for p, *others in zip(server.parameters(), *(client.parameters() for client in clients)):
+        p.grad = torch.stack([other.grad for other in others])
+"""
+LIST_OF_LOSSES = """
+    import numpy as np
+    import torch
+    net = torch.nn.Linear(3, 1)
+    history = [net(torch.rand(4, 3)).mean() for _ in range(3)]
+    print(np.convolve(np.asarray(history), np.ones(2)))
+"""
+UNPACKED_INPUT = """
+    import torch
+    net = torch.nn.Linear(2, 1)
+    def sample(n):
+        return torch.rand(n, 1), torch.rand(n, 1, requires_grad=True)
+    def slope(y, x):
+        return torch.autograd.grad(y.sum(), x)[0]
+    x, t = sample(5)
+    u = net(torch.cat([x, t], 1)).tanh()
+    slope(u, x)
+"""
+# With the level, the code, the culprit, and what the code of the fix has in it.
+FURTHER = {
+    "detached inside": (DETACHED_INSIDE, "trace", "PB605", "t = t.detach()", ""),
+    "a copy was trained": (A_COPY_WAS_TRAINED, "default", "PB601", "copy.deepcopy(", "learner.parameters()"),
+    "normalised input": (NORMALISED_INPUT, "default", "PB610", "image = (image", "image.retain_grad()"),
+    "cleared by the caller": (
+        CLEARED_BY_THE_CALLER,
+        "default",
+        "PB613",
+        "optimizer.zero_grad()",
+        "optimizer.zero_grad",
+    ),
+    "stacked gradients": (STACKED_GRADIENTS, "default", "PB512", "p.grad = torch.stack(", ".mean(0)"),
+    "list of losses": (LIST_OF_LOSSES, "default", "PB510", "np.asarray(history)", "each.detach() for each in history"),
+    "unpacked input": (UNPACKED_INPUT, "default", "PB607", "x, t = sample(5)", "x.requires_grad_()"),
+}
+
+
+@pytest.mark.parametrize(("program", "level", "code", "line", "cure"), FURTHER.values(), ids=FURTHER)
+def test_the_fix_is_right_for_the_program(program, level, code, line, cure, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(program))
+    report = told(file, level)
+    assert codes(report) == [code]
+    (found,) = report["diagnoses"]
+    assert any(line in each["text"] for each in found["lines"])
+    assert cure in found["fix"]["code"]
+    edits = [Edit(**each) for each in found["fix"]["edits"]]
+    if edits:
+        assert told(applied(edits, str(file)))["error"] is None
+    else:
+        assert found["fix"]["confidence"] != "high"
+
+
+def test_zeros_are_not_advised_where_the_input_may_have_been_cut_off():
+    (found,) = told(DETACHED_INSIDE)["diagnoses"]
+    assert not found["fix"]["edits"]

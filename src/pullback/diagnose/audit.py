@@ -196,7 +196,7 @@ class Audit:
         names = None if "*" in self._by_call else frozenset(self._by_call)
         self.tape = Tape(self._heard, names=names)
         self._open = threading.local()
-        self._steps: dict[int, int] = {}
+        self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._until_rest: list[Callable[[], Any]] = []
         self._until_stop: list[Callable[[], Any]] = []
         self.variables: Mapping[str, Any] = {}
@@ -374,16 +374,20 @@ class Audit:
         if len(self.trouble) < 20:
             self.trouble.append(f"{fault.code}: {type(problem).__name__}: {problem}")
 
+    def steps(self, optimizer: Optimizer) -> int:
+        """How many steps of an optimizer were heard."""
+        return self._steps.get(optimizer, 0)
+
     def _step(self, optimizer: Optimizer) -> Step:
         self.optimizers.add(optimizer)
-        return Step(optimizer, spot_here(2), self._steps.get(id(optimizer), 0))
+        return Step(optimizer, spot_here(2), self.steps(optimizer))
 
     def _steps_now(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._tell("before_step", self._step(optimizer))
 
     def _has_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._tell("after_step", self._step(optimizer))
-        self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
+        self._steps[optimizer] = self.steps(optimizer) + 1
 
     def _wrap_parameters(self) -> Callable[[], None]:
         """Note the parameters that are made of what is computed: they do not depend on it."""

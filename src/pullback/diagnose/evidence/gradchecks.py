@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import BuiltinMethodType, FunctionType
 from typing import Any
@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from pullback.diagnose.case import Case
+from pullback.diagnose.evidence.definitions import made
 from pullback.diagnose.evidence.frames import frames_of
 from pullback.diagnose.evidence.transforms import Defined, defined, tensors_of
+from pullback.diagnose.values import Mark
 from pullback.graph.frames import variables
+from pullback.language import say
 
 FILE = "torch/autograd/gradcheck.py"
 # So many nodes behind the outputs are looked at.
@@ -107,10 +110,16 @@ def entries(comparison: Comparison, most: int = 3) -> str:
     """The entries that differ, for a reader: ``[0, 0]: 1.5 by the backward, 3 by differences (0.5 times)``."""
     told = []
     for row, column, one, two in comparison.wrong[:most]:
-        ratio = f", {abs(one) / abs(two):.3g}x" if two and one else ""
+        ratio = f", {_ratio(one, two):.3g}x" if two and one else ""
         told.append(f"[{row}, {column}]: {_number(one)} / {_number(two)}{ratio}")
     rest = len(comparison.wrong) - most
     return "; ".join(told) + (f"; +{rest}" if rest > 0 else "")
+
+
+def _ratio(one: complex, two: complex) -> float:
+    """How many times as large one is, with the sign if both are real."""
+    both = one.imag == 0 and two.imag == 0
+    return one.real / two.real if both and two.real else abs(one) / abs(two)
 
 
 def _number(value: complex) -> str:
@@ -216,3 +225,13 @@ def once_differentiable(kind: type) -> bool:
     method = next((vars(owner)["backward"] for owner in kind.__mro__ if "backward" in vars(owner)), None)
     code = getattr(getattr(method, "__func__", method), "__code__", None)
     return code is not None and code.co_filename.replace("\\", "/").endswith("torch/autograd/function.py")
+
+
+def input_marks(case: Case, tensors: Sequence[Tensor]) -> list[Mark]:
+    """The lines that made some inputs, as far as they have names."""
+    marks: list[Mark] = []
+    for each in tensors:
+        name = case.name_of(each)
+        node = ast.parse(name, mode="eval").body if name.replace(".", "_").isidentifier() else None
+        marks += made(case, each, node, say("{name} was made here", name=name))
+    return marks

@@ -177,6 +177,11 @@ class Body:
             return [found]
         if isinstance(node, ast.Subscript):
             return _items(self.evaluated(node.value))
+        if isinstance(node, ast.Call):  # Model()(x)
+            kind = self.evaluated(node.func)
+            name = "forward" if isinstance(kind, type) and issubclass(kind, nn.Module) else "__call__"
+            call = getattr(kind, name, None) if isinstance(kind, type) else None
+            return [call] if isinstance(call, types.FunctionType) else []
         if isinstance(node, ast.Name):
             things: list[Any] = []
             for part in definitions(node, self):
@@ -341,8 +346,8 @@ def entered(thing: Any, call: ast.Call, caller: Body) -> Body | None:
             body.own[name] = cell.cell_contents
         except ValueError:  # not bound yet
             continue
-    bound = owner is not None
-    if bound and scope.args.posonlyargs + scope.args.args:
+    bound = owner is not None or isinstance(call.func, ast.Call)  # of Model()(x) the object is not known
+    if owner is not None and scope.args.posonlyargs + scope.args.args:
         body.own[(scope.args.posonlyargs + scope.args.args)[0].arg] = owner
     body.given = _matched(scope, call, caller, bound)
     for name, parts in body.given.items():  # what a parameter stood for is known where the argument is

@@ -144,7 +144,17 @@ class Source:
 
     def code(self, *edits: Edit) -> str:
         """The lines of edits as they should read, for a reader."""
-        return "\n".join(textwrap.dedent(edit.text) for edit in edits if edit.text is not None)
+        blocks: list[list[str]] = []
+        last = -1
+        for edit in edits:
+            if edit.text is None:
+                continue
+            if blocks and 0 <= edit.first - last <= 1:  # it follows: what is indented below the other stays so
+                blocks[-1].append(edit.text)
+            else:
+                blocks.append([edit.text])
+            last = edit.last
+        return "\n".join(textwrap.dedent("\n".join(block)) for block in blocks)
 
 
 def _from_name(node: ast.expr) -> Bounds | None:

@@ -14,13 +14,12 @@ from pullback.language import say
 class Comparison(RootWithoutGraph):
     """A comparison is on the only way to the root: true or false has no gradient.
 
-    ``(x > 0.5)`` is a step: flat everywhere but at the threshold, where it jumps. Its result is boolean and
-    does not require grad, and ``.float()`` does not change that. An accuracy is made of comparisons and is no
-    loss.
+    ``(x > 0.5)`` is a step: flat everywhere but at the threshold, where it jumps. Its result is boolean and does not
+    require grad, and ``.float()`` does not change that. An accuracy is made of comparisons and is no loss.
 
-    Use something smooth: ``torch.sigmoid((x - 0.5) / temperature)`` for a soft threshold, ``torch.relu(x -
-    0.5)`` for what is above it, the cross entropy instead of the accuracy. A straight-through estimator keeps
-    the hard value and takes the gradient of the soft one: ``soft + (hard - soft).detach()``.
+    Use something smooth: ``torch.sigmoid((x - 0.5) / temperature)`` for a soft threshold, ``torch.relu(x - 0.5)`` for
+    what is above it, the cross entropy instead of the accuracy. A straight-through estimator keeps the hard value and
+    takes the gradient of the soft one: ``soft + (hard - soft).detach()``.
     """
 
     code = "PB214"

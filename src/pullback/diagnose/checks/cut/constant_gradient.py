@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+
 from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph
 from pullback.diagnose.evidence.cuts.found import Cut
+from pullback.diagnose.evidence.slices import definitions
 from pullback.diagnose.values import Fix
 from pullback.language import say
 
@@ -43,8 +46,18 @@ class ConstantGradient(RootWithoutGraph):
     def fix(self, case: Case, cut: Cut, cuts: list[Cut]) -> Fix:
         return Fix(
             say("Take the second derivative as zero, or use torch.func.hessian, which returns zeros."),
-            f"torch.func.hessian(lambda x: {cut.operand_text})(x.detach())",
+            self._hessian(cut),
         )
+
+    @staticmethod
+    def _hessian(cut: Cut) -> str:
+        """The call of ``torch.func.hessian``, if the program shows how the output is computed from the input."""
+        node, given = cut.operand, cut.node.args[1:2] if isinstance(cut.node, ast.Call) else []
+        x = cut.source.text(given[0]) if given and isinstance(given[0], ast.Name) else ""
+        steps = definitions(node, cut.body) if isinstance(node, ast.Name) else []
+        text = cut.source.text(steps[0].node) if len(steps) == 1 else cut.operand_text
+        known = x and x in {each.id for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Name)}
+        return f"torch.func.hessian(lambda {x}: {text})({x}.detach())" if known else "torch.func.hessian(f)(x.detach())"
 
     @staticmethod
     def bad():

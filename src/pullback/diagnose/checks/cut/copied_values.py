@@ -29,8 +29,8 @@ class CopiedValues(RootWithoutGraph):
 
     def cause(self, case: Case, cut: Cut, root: str) -> str:
         return say(
-            "{text} (line {line}) reads the numbers out of {operand} and makes a new tensor of them; the graph of "
-            "{operand} stays behind, so {root} has none.",
+            "{text} (line {line}) reads the numbers out of {operand} and makes a new tensor of them; their graph "
+            "stays behind, so {root} has none.",
             text=cut.text,
             line=cut.node.lineno,
             operand=cut.operand_text,
@@ -46,7 +46,7 @@ class CopiedValues(RootWithoutGraph):
             return Fix(text)
         several = self._is_list(cut)
         if several and any(isinstance(each, ast.Constant) for each in getattr(cut.operand, "elts", [])):
-            return Fix(text, f"torch.stack([torch.as_tensor(each) for each in {cut.operand_text}])")
+            return Fix(text, f"torch.stack([torch.as_tensor(each) for each in {cut.source.text(cut.operand)}])")
         new = f"torch.stack({cut.source.text(cut.operand)})" if several else wrapped_operand(cut)
         call = cut.node if isinstance(cut.node, ast.Call) else None
         keywords = [f"{each.arg}={cut.source.text(each.value)}" for each in call.keywords] if call is not None else []

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+from dataclasses import replace
+
 from pullback.diagnose.case import Case
-from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, fix_of, replaced, wrapped_operand
-from pullback.diagnose.evidence.cuts.found import Cut
-from pullback.diagnose.values import Fix
+from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, detached_later, fix_of, left_out
+from pullback.diagnose.evidence.cuts.found import Cut, Found, marked
+from pullback.diagnose.evidence.cuts.look import found_in
+from pullback.diagnose.values import Confidence, Diagnosis, Edit, Fix
 from pullback.language import say
 
 
@@ -24,6 +28,24 @@ class Detached(RootWithoutGraph):
     title = "A detached tensor is on the only way to the root, so the root has no graph."
     kinds = ("detach",)
 
+    def confidence(self, found: Found, mine: list[Cut]) -> Confidence:
+        """Likelier than a gradient without a graph from which the detached value is computed."""
+        likelier = any(each.kind == "create_graph" and detached_later(found, each) for each in found.cuts)
+        return "medium" if likelier and not mine[0].exact else super().confidence(found, mine)
+
+    def diagnose(self, case: Case) -> Diagnosis | None:
+        """The first values of what is detached in each turn of a loop may be detached too."""
+        diagnosis = super().diagnose(case)
+        cut = next((each for each in found_in(case).cuts if each.kind in self.kinds), None)
+        before = _before(cut) if cut is not None else []
+        if diagnosis is None or cut is None or not before:
+            return diagnosis
+        edits = diagnosis.fix.edits
+        edits += tuple(edit for call, of in before for edit in left_out(cut.source, call, of))
+        fix = replace(diagnosis.fix, code=cut.source.code(*edits), edits=edits, confidence="medium")
+        marks = [marked(cut.source, call, say("detached here too")) for call, _ in before]
+        return replace(diagnosis, marks=(*diagnosis.marks, *marks), fix=fix)
+
     def cause(self, case: Case, cut: Cut, root: str) -> str:
         return say(
             "{text} (line {line}) gives a tensor without history, though {operand} has one; all of {root} comes "
@@ -39,10 +61,12 @@ class Detached(RootWithoutGraph):
 
     def fix(self, case: Case, cut: Cut, cuts: list[Cut]) -> Fix:
         known = [each for each in cuts if each.operand is not None and each.name != "detach_"]
-        edits = tuple(edit for each in known[:1] for edit in replaced(each, wrapped_operand(each)))
+        edits = tuple(edit for each in known[:1] for edit in _left_out(each))
         others = [each for each in known[1:] if each.statement is not known[0].statement] if known else []
-        edits += tuple(edit for each in others for edit in replaced(each, wrapped_operand(each)))
-        return fix_of(cut, say("Leave out detach() on the way to the loss."), edits, "high" if edits else "medium")
+        edits += tuple(edit for each in others for edit in _left_out(each))
+        gone = bool(edits) and edits[0].text is None
+        text = say("Leave this line out.") if gone else say("Leave out detach() on the way to the loss.")
+        return fix_of(cut, text, edits, "high" if edits else "medium")
 
     @staticmethod
     def bad():
@@ -77,3 +101,24 @@ class Detached(RootWithoutGraph):
         encoder = Encoder()
         loss = (encoder(torch.randn(3, 4)) - 1).abs().mean()
         loss.backward()
+
+
+def _left_out(cut: Cut) -> tuple[Edit, ...]:
+    """The edit without the call of ``detach``."""
+    return left_out(cut.source, cut.node, cut.operand) if cut.operand is not None else ()
+
+
+def _before(cut: Cut) -> list[tuple[ast.expr, ast.expr]]:
+    """The calls of ``detach`` in the assignments, before the loop, to the name that the cut is assigned to in it."""
+    statement = cut.statement
+    looped = any(isinstance(each, ast.For | ast.While) for each in cut.source.around(cut.node))
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name) or not looped:
+        return []
+    found: list[tuple[ast.expr, ast.expr]] = []
+    for each in ast.walk(cut.body.scope):
+        if not isinstance(each, ast.Assign) or each.lineno >= statement.lineno:
+            continue
+        if cut.source.text(each.targets[0]) == statement.targets[0].id:
+            found += [(call, call.func.value) for call in ast.walk(each.value) if isinstance(call, ast.Call)
+                      and isinstance(call.func, ast.Attribute) and call.func.attr == "detach"]  # fmt: skip
+    return found

@@ -40,7 +40,7 @@ class Frozen(RootWithoutGraph):
         names, subjects = self._named(case, frozen)
         marks = [case.mark(say("{name} has no graph here", name=root))]
         marks += [each.mark(say("requires_grad is switched off here")) for each in freezes_of(case)[:3]]
-        places = {(leaf.node.lineno, leaf.node.col_offset, leaf.body.source.file): leaf for leaf in frozen}
+        places = {(leaf.node.lineno, leaf.body.source.file): leaf for leaf in reversed(frozen)}
         marks += [
             self._used(leaf).mark(say("only frozen parameters are used here")) for leaf in list(places.values())[:2]
         ]
@@ -83,7 +83,7 @@ class Frozen(RootWithoutGraph):
 
     @staticmethod
     def _fix(case: Case, frozen: list[Leaf]) -> Fix:
-        leaf = frozen[-1]
+        leaf = frozen[0]
         text = leaf.body.source.text(leaf.node)
         if isinstance(leaf.thing, nn.Module) and leaf.body.depth == 0:
             name = case.names.modules.get(id(leaf.thing), text)

@@ -8,7 +8,7 @@ from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, fix_of, root_name, useless
 from pullback.diagnose.evidence.cuts.found import Cut, Found
 from pullback.diagnose.evidence.cuts.look import found_in
-from pullback.diagnose.evidence.cuts.switches import switches_of
+from pullback.diagnose.evidence.cuts.switches import leaking, switches_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -30,11 +30,36 @@ class GradModeOff(RootWithoutGraph):
 
     def diagnose(self, case: Case) -> Diagnosis | None:
         found = found_in(case)
-        if any(cut.kind in self.kinds for cut in found.cuts):
+        mine = [cut for cut in found.cuts if cut.kind in self.kinds]
+        if mine and mine[0].region is None:
+            return self._elsewhere(case, found, mine[0])
+        if mine:
             return super().diagnose(case)
         if not found.off or found.root is None or any(cut.region is not None for cut in found.cuts):
             return None
         return self._left_off(case, found)
+
+    def _elsewhere(self, case: Case, found: Found, cut: Cut) -> Diagnosis:
+        """Recording was off, and nothing around the line did that: another task or generator, say."""
+        root = root_name(case, found)
+        blocks = leaking(case)
+        left = say("recording is off from here, also while others run in between")
+        marks = [case.mark(say("{name} has no graph here", name=root))]
+        marks += [block.mark(left) for block in blocks[:3]]
+        marks.append(cut.mark(self.what(cut)))
+        return self.found(
+            self.cause(case, cut, root),
+            marks,
+            Fix(
+                say("Leave the block that turns recording off before each await and yield.")
+                if blocks
+                else say("Find what turned recording off and did not turn it on again; use `with torch.no_grad():`."),
+                "with torch.no_grad():\n    value = ...\nawait ...    # or yield value" if blocks else "",
+            ),
+            tensors=[case.subject(case.asked.tensors[0], "root", root)] if case.asked and case.asked.tensors else (),
+            useless=useless(root),
+            title=say("Recording was off in the forward pass, so the root has no graph."),
+        )
 
     def _left_off(self, case: Case, found: Found) -> Diagnosis:
         """Recording is still off, and where that was done has to be searched for."""

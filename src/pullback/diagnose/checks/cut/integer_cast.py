@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, fix_of, replaced, wrapped_operand
 from pullback.diagnose.evidence.cuts.found import Cut
@@ -37,7 +39,20 @@ class IntegerCast(RootWithoutGraph):
 
     def fix(self, case: Case, cut: Cut, cuts: list[Cut]) -> Fix:
         text = " ".join(wrapped_operand(cut).split())
+        inner = _rounded(cut)
+        if inner is not None:
+            return fix_of(
+                cut,
+                say(
+                    "Keep floating-point numbers, and let the gradient pass by the rounding (a straight-through "
+                    "estimator)."
+                ),
+                replaced(cut, f"{inner} + ({text} - {inner}).detach()"),
+                "medium",
+            )
         edits = replaced(cut, wrapped_operand(cut))
+        if len(text) > 20:
+            text = "x"
         return fix_of(
             cut,
             say("Keep floating-point numbers, or round with a straight-through estimator."),
@@ -70,3 +85,16 @@ class IntegerCast(RootWithoutGraph):
 
         loss = (quantize(torch.randn(6)) * 1.0).pow(2).mean()
         loss.backward()
+
+
+def _rounded(cut: Cut) -> str | None:
+    """What is rounded before the cast, as it is written: ``x / step`` of ``torch.round(x / step).long()``."""
+    for each in ast.walk(cut.operand) if cut.operand is not None else ():
+        if not isinstance(each, ast.Call) or not isinstance(each.func, ast.Attribute):
+            continue
+        if each.func.attr in {"round", "floor", "ceil", "trunc"}:
+            library = isinstance(each.func.value, ast.Name) and each.func.value.id in {"torch", "th"}
+            inner = each.args[0] if library and each.args else each.func.value
+            text = " ".join(cut.source.text(inner).split())
+            return text if isinstance(inner, ast.Name | ast.Attribute | ast.Call | ast.Subscript) else f"({text})"
+    return None

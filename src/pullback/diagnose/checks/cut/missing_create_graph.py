@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from pullback.diagnose.case import Case
-from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, fix_of, with_keyword
-from pullback.diagnose.evidence.cuts.found import Cut
-from pullback.diagnose.values import Fix
+from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, detached_later, fix_of, with_keyword
+from pullback.diagnose.evidence.cuts.found import Cut, Found
+from pullback.diagnose.values import Confidence, Fix
 from pullback.language import say
 
 
@@ -25,6 +25,10 @@ class MissingCreateGraph(RootWithoutGraph):
     code = "PB221"
     title = "A gradient was differentiated again that was computed without create_graph=True."
     kinds = ("create_graph",)
+
+    def confidence(self, found: Found, mine: list[Cut]) -> Confidence:
+        """Not the likeliest if what is computed from the gradient is detached as a whole."""
+        return "low" if detached_later(found, mine[0]) else super().confidence(found, mine)
 
     def cause(self, case: Case, cut: Cut, root: str) -> str:
         return say(

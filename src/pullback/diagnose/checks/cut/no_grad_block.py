@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, fix_of, without_block
 from pullback.diagnose.evidence.cuts.found import Cut
-from pullback.diagnose.values import Fix
+from pullback.diagnose.evidence.source import Source
+from pullback.diagnose.values import Edit, Fix
 from pullback.language import say
 
 
@@ -29,6 +31,14 @@ class NoGradBlock(RootWithoutGraph):
     kinds = ("no_grad",)
 
     def cause(self, case: Case, cut: Cut, root: str) -> str:
+        if _yields(cut):
+            return say(
+                "The block that turns the recording off has a yield in it: what runs between two values of the "
+                "generator is not recorded either. {text} (line {line}) ran so, and {root} has no graph.",
+                text=cut.text,
+                line=cut.node.lineno,
+                root=root,
+            )
         return say(
             "{text} (line {line}) ran in a block that turns the recording off, so its result does not require "
             "grad, and "
@@ -45,6 +55,8 @@ class NoGradBlock(RootWithoutGraph):
         block = cut.region[1] if cut.region is not None else None
         source = cut.region[2].source if cut.region is not None else cut.source
         edits = without_block(source, block) if isinstance(block, ast.With | ast.AsyncWith) else ()
+        if (handed := _yields(cut)) and cut.region is not None and isinstance(block, ast.With | ast.AsyncWith):
+            return _leaving_first(cut, source, block, handed)
         whole = {id(each.region[1]) for each in cuts if each.region is not None}
         return fix_of(
             cut,
@@ -79,3 +91,29 @@ class NoGradBlock(RootWithoutGraph):
 
         loss = features(torch.randn(3, 4)).square().mean()
         loss.backward()
+
+
+def _yields(cut: Cut) -> list[ast.Yield]:
+    """The yields in the block that turned the recording off."""
+    block = cut.region[1] if cut.region is not None else None
+    if not isinstance(block, ast.With | ast.AsyncWith):
+        return []
+    return [each for part in block.body for each in ast.walk(part) if isinstance(each, ast.Yield)]
+
+
+def _leaving_first(cut: Cut, source: Source, block: ast.With | ast.AsyncWith, handed: list[ast.Yield]) -> Fix:
+    """The cure for a yield in the block: leave the block before it."""
+    text = say("Leave the block before each yield.")
+    context = source.text(block.items[0].context_expr)
+    statement = source.statement(handed[0])
+    value = handed[0].value
+    if len(handed) > 1 or not isinstance(statement, ast.Expr) or statement.value is not handed[0] or value is None:
+        return Fix(text, f"with {context}:\n    item = ...\nyield item")
+    (whole,) = without_block(source, block) or (None,)
+    code = f"with {context}:\n    item = {source.text(value)}\nyield item"
+    if whole is None or whole.text is None or whole.text.count(source.text(statement)) != 1:
+        return Fix(text, code)
+    line = next(each for each in whole.text.split("\n") if source.text(statement) in each)
+    indent = line[: len(line) - len(line.lstrip())]
+    edit = Edit(whole.file, whole.first, whole.last, whole.text.replace(line, textwrap.indent(code, indent)))
+    return Fix(text, code, (edit,), "high" if cut.sure else "medium")

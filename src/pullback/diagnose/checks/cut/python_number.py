@@ -12,7 +12,7 @@ from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.cuts.cause import RootWithoutGraph, fix_of, wrapped_operand
 from pullback.diagnose.evidence.cuts.found import Cut
 from pullback.diagnose.evidence.cuts.look import found_in
-from pullback.diagnose.evidence.slices import steps_of
+from pullback.diagnose.evidence.slices import Part, dotted, steps_of
 from pullback.diagnose.values import Edit, Fix
 from pullback.language import say
 
@@ -60,6 +60,7 @@ class PythonNumber(RootWithoutGraph):
         found = found_in(case)
         wrapped = isinstance(case.error, RuntimeError) and found.root is not None
         wraps = [step for step in steps_of(found.root) if self._wraps(step.node)] if wrapped and found.root else []
+        wraps = [step for step in wraps if self._leads_to(step.part, cut)]
         for step in wraps:
             assert isinstance(step.node, ast.Call)
             if step.source.statement(step.node) is not cut.statement:
@@ -99,6 +100,12 @@ class PythonNumber(RootWithoutGraph):
         return edits
 
     @staticmethod
+    def _leads_to(part: Part, cut: Cut) -> bool:
+        """Whether the number is what a call makes a tensor of."""
+        assert isinstance(part.node, ast.Call)
+        return any(step.node is cut.node for step in steps_of(Part(part.node.args[0], part.body)))
+
+    @staticmethod
     def _wraps(node: ast.expr) -> bool:
         func = node.func if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords else None
         return isinstance(func, ast.Attribute) and func.attr in ("tensor", "as_tensor", "FloatTensor", "Tensor")
@@ -109,6 +116,10 @@ class PythonNumber(RootWithoutGraph):
         if not isinstance(call, ast.Call) or cut.operand is None:
             return None
         if isinstance(call.func, ast.Attribute) and call.func.attr == "item":
+            return wrapped_operand(cut)
+        around = cut.source.parent(call)
+        of_torch = isinstance(around, ast.Call) and (dotted(around.func) or "").startswith("torch.sparse")
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "tolist" and of_torch:
             return wrapped_operand(cut)
         if isinstance(call.func, ast.Name) and call.func.id == "float":
             return wrapped_operand(cut)

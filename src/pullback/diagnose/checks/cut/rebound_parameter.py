@@ -50,11 +50,11 @@ class ReboundParameter(RootWithoutGraph):
     def _edits(cut: Cut) -> tuple[Edit, ...]:
         statement, name = cut.statement, _target(cut)
         value = statement.value if isinstance(statement, ast.Assign) else None
-        if not isinstance(statement, ast.Assign) or not isinstance(value, ast.BinOp):
+        if not isinstance(statement, ast.Assign) or value is None:
             return ()
         signs = {ast.Sub: "-", ast.Add: "+", ast.Mult: "*", ast.Div: "/"}
-        sign = signs.get(type(value.op))
-        if sign is not None and cut.source.text(value.left) == name:
+        sign = signs.get(type(value.op)) if isinstance(value, ast.BinOp) else None
+        if sign is not None and isinstance(value, ast.BinOp) and cut.source.text(value.left) == name:
             new = f"{name} {sign}= {cut.source.text(value.right)}"
         else:
             new = f"{name}.copy_({cut.source.text(value)})"

@@ -18,12 +18,12 @@ class SampleWithoutGradient(RootWithoutGraph):
     """A sample was drawn with ``sample()``, which no gradient goes through.
 
     ``Distribution.sample()`` draws under ``no_grad``. ``rsample()`` draws the same, but as a function of the
-    parameters and of noise (the reparameterization trick), and so has a gradient by the parameters: ``mean +
-    std * noise``.
+    parameters and of noise (the reparameterization trick), and so has a gradient by the parameters: ``mean + std *
+    noise``.
 
-    Use ``rsample()`` where the distribution has it (``has_rsample``: Normal, Gamma, Beta, Dirichlet, ...).
-    Discrete ones (Categorical, Bernoulli) have not: take a score-function estimator, ``-(reward *
-    dist.log_prob(action))``, or a relaxed distribution (``RelaxedOneHotCategorical``).
+    Use ``rsample()`` where the distribution has it (``has_rsample``: Normal, Gamma, Beta, Dirichlet, ...). Discrete
+    ones (Categorical, Bernoulli) have not: take a score-function estimator, ``-(reward * dist.log_prob(action))``, or
+    a relaxed distribution (``RelaxedOneHotCategorical``).
     """
 
     code = "PB217"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed.find import SECOND_TIME
+from pullback.diagnose.evidence.freed.find import SECOND_TIME, cached_by
 from pullback.diagnose.evidence.freed.report import earlier_mark, entry_marks, failing_mark, not_retain, of_kind
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
@@ -27,7 +27,7 @@ class FreedSomewhere(Cause):
 
     def diagnose(self, case: Case) -> Diagnosis | None:
         found = of_kind(case, "unknown")
-        if found is None:
+        if found is None or cached_by(case, found) is not None:
             return None
         made, used = entry_marks(case, found, say("a value of the freed graph"))
         marks = [

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
+from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import Node
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.absent.inputs import unused_input
 from pullback.diagnose.evidence.freed.find import asking_frame, earlier_passes, reached, root_nodes
+from pullback.diagnose.evidence.freed.names import held_in
 from pullback.diagnose.evidence.source import Source, source_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.graph.recording.userfiles import user_files
 from pullback.graph.values import Place
 from pullback.language import say
+
+# The node that stands for the gradients of a marked backward.
+ERROR = "torch::autograd::Error"
+# What autograd cannot follow.
+OUTSIDE = ("detach(", ".data", "numpy", "no_grad", ".item(")
 
 
 class OnceDifferentiable(Cause):
@@ -31,15 +40,20 @@ class OnceDifferentiable(Cause):
 
     code = "PB320"
     title = "A Function whose backward is marked @once_differentiable was differentiated a second time."
-    says = ("marked with @once_differentiable",)
+    says = ("marked with @once_differentiable", "not have been used in the graph")
 
     def diagnose(self, case: Case) -> Diagnosis | None:
         asking = asking_frame(case)
         marks = [asking.mark(say("the second derivative is asked for here")) if asking else case.mark("")]
         before = [each for each in earlier_passes(case)[1] if each.create_graph and each.spot is not None]
-        kinds = _functions(reached(root_nodes(case)))
+        graph = reached(root_nodes(case))
+        unused = unused_input(case)
+        if not case.says(*self.says[:1]) and (unused is None or not any(each.name() == ERROR for each in graph)):
+            return None
+        behind = _between(case, unused.tensor) if unused is not None else []
+        kinds = behind or _functions(graph)
         edits: tuple[Edit, ...] = ()
-        name = say("the Function")
+        name, plain = say("the Function"), False
         for kind in kinds[:1]:
             name = kind.__name__
             source, node, decorator = _decorated(kind)
@@ -48,6 +62,7 @@ class OnceDifferentiable(Cause):
                     Mark.at(Place(source.file, decorator.lineno, node.name), say("marked here"), source.span(decorator))
                 )
                 edits = (Edit(source.file, decorator.lineno, decorator.lineno, None),)
+                plain = not any(each in source.text(node) for each in OUTSIDE)
         if before and before[-1].spot is not None:
             marks.append(before[-1].spot.mark(say("this pass recorded the gradient as something to differentiate")))
         return self.found(
@@ -63,9 +78,15 @@ class OnceDifferentiable(Cause):
                 ),
                 "",
                 edits,
-                "medium",
+                "high" if plain and (unused is None or behind) else "medium",
             ),
-            confidence="high",
+            confidence="high" if unused is None or behind else "medium",
+            apart=""
+            if unused is None or behind
+            else say(
+                "Whether {name} takes part in that Function, or in nothing at all.",
+                name=case.name_of(unused.tensor) or case.text(unused.written) or say("the input"),
+            ),
         )
 
     @staticmethod
@@ -107,6 +128,29 @@ class OnceDifferentiable(Cause):
         x = torch.randn(4, requires_grad=True)
         (slope,) = torch.autograd.grad(Cube.apply(x).sin().sum(), x, create_graph=True)
         slope.square().sum().backward()
+
+
+def _between(case: Case, tensor: Tensor) -> list[type]:
+    """The marked Functions between a value that a variable still holds and the input, nearest to the value first."""
+    for each in held_in(case.frames):
+        node = each.tensor.grad_fn if each.tensor.requires_grad else None
+        graph = reached([node])
+        if node is None or not any(getattr(step, "variable", None) is tensor for step in graph):
+            continue
+        marked: list[Any] = [step for step in graph if _is_marked(step) and _leads(step, tensor)]
+        found = [step._forward_cls for step in marked]
+        if found:
+            return list(dict.fromkeys(found))
+    return []
+
+
+def _is_marked(node: Any) -> bool:
+    kind = getattr(node, "_forward_cls", None)
+    return kind is not None and _decorated(kind)[2] is not None
+
+
+def _leads(node: Node, tensor: Tensor) -> bool:
+    return any(getattr(step, "variable", None) is tensor for step in reached([node]))
 
 
 def _functions(graph: dict[Node, None]) -> list[type]:

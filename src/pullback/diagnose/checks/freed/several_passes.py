@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.definitions import made as definition_marks
 from pullback.diagnose.evidence.freed.find import SECOND_TIME, Reentry
 from pullback.diagnose.evidence.freed.flow import loops_around
 from pullback.diagnose.evidence.freed.report import earlier_mark, entry_marks, failing_mark, of_kind, retaining
@@ -34,6 +35,7 @@ class SeveralPasses(Cause):
             found.name.held.path if found.name else (case.name_of(root) if root is not None else "") or say("the root")
         )
         made, _ = entry_marks(case, found, name)
+        made = made or definition_marks(case, None, case.root, say("{name} was made here", name=name))
         marks = [
             failing_mark(case, found, say("a further pass over the graph of {name}", name=name)),
             *made,
@@ -41,6 +43,12 @@ class SeveralPasses(Cause):
         ]
         return self.found(
             say(
+                "This pass runs inside another one, in a hook or a custom backward, and goes over the graph of {name} "
+                "each time it is asked for. The first time it was given no retain_graph=True, so it freed the graph.",
+                name=name,
+            )
+            if found.earlier is None
+            else say(
                 "Several passes go over the graph of {name}. The earlier one was given no "
                 "retain_graph=True, so it freed "
                 "the graph as it went.",
@@ -50,21 +58,24 @@ class SeveralPasses(Cause):
             self._fix(found),
             tensors=[case.subject(root, "root")] if root is not None else [],
             confidence="high" if found.certain else "medium",
+            apart=""
+            if found.certain
+            else say("Whether an earlier call of this line freed the graph, or another pass."),
         )
 
     @staticmethod
     def _fix(found: Reentry) -> Fix:
-        spot = found.earlier.spot if found.earlier else None
+        spot = found.earlier.spot if found.earlier else found.asking
         edits = retaining(spot)
         code = spot.source.code(*edits).strip() if spot is not None and edits else "retain_graph=True"
         looped = found.asking is not None and bool(loops_around(found.asking))
         return Fix(
             say("Keep the graph in every pass but the last: retain_graph=True.")
-            if looped
+            if looped or found.earlier is None
             else say("Keep the graph in the earlier pass, or ask for both gradients in one call."),
             code,
             edits,
-            "high" if edits else "medium",
+            "high" if edits and found.certain else "medium",
         )
 
     @staticmethod

@@ -7,7 +7,7 @@ import ast
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.freed.find import SECOND_TIME, Reentry
-from pullback.diagnose.evidence.freed.flow import loops_around, written_in
+from pullback.diagnose.evidence.freed.flow import Loop, loops_around, written_in
 from pullback.diagnose.evidence.freed.report import (
     alone,
     call_of,
@@ -15,13 +15,17 @@ from pullback.diagnose.evidence.freed.report import (
     earlier_mark,
     entry_marks,
     failing_mark,
+    marked,
     of_kind,
     once_each,
     retaining,
     written_marks,
 )
-from pullback.diagnose.values import Diagnosis, Edit, Fix
+from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.language import say
+
+# What stands for the code between two calls that are not in one function.
+_ELSEWHERE = ast.Attribute(ast.Name(""), "step")
 
 
 class SharedTrunk(Cause):
@@ -53,12 +57,19 @@ class SharedTrunk(Cause):
             made = written_marks(found.name, say("{name} was made here", name=name))
         marks = [failing_mark(case, found, say("this pass needs the graph behind {name} again", name=name)), *made]
         passed = earlier_mark(found, say("this pass freed the graph behind {name}", name=name))
-        marks += [*used, *passed] if found.kind == "trunk" else [*passed, *used]
-        root = case.text(case.root) if case.root is not None else say("the root")
+        first = _cut_marks(found, name) if found.kind == "again" else []
+        marks += [*used, *passed] if found.kind == "trunk" else [*first, *passed, *used]
+        root = case.text(case.root) or say("The root")
         known = found.kind == "trunk" or held is not None or case.line_of(found.entry.freed) is not None
         certain = found.certain and known
         return self.found(
             say(
+                "{root} was computed from a value that the root of an earlier backward pass was computed from as well. "
+                "That pass freed the graph behind it.",
+                root=root,
+            )
+            if held is None and not made
+            else say(
                 "{root} was computed from {name}, and so was the root of an earlier backward pass. That pass freed the "
                 "graph behind {name} ({node}).",
                 root=root,
@@ -108,7 +119,8 @@ class SharedTrunk(Cause):
                 or f"{one} = ...    # {say('computed from {text}', text=f'{name}.detach()')}"
             )
             text = say("If the first loss is not meant to train what made {name}, cut it there.", name=name)
-            return Fix(text, code, edits, "high" if edits and found.certain else "medium")
+            own = bool(between) and between != [_ELSEWHERE]
+            return Fix(text, code, edits, "high" if edits and found.certain and own else "medium")
         edits = ()
         if not any(getattr(each, "attr", "") in {"step", "zero_grad", "grad"} for each in between):
             statement = source.statement(first) if first is not None else None
@@ -128,7 +140,7 @@ class SharedTrunk(Cause):
         asking = found.asking
         spot = found.earlier.spot if found.earlier else None
         if asking is None or spot is None or first is None or second is None or spot.code is not asking.code:
-            return [ast.Attribute(ast.Name(""), "step")]
+            return [_ELSEWHERE]
         low, high = sorted((first.lineno, second.lineno))
         return [
             each
@@ -185,7 +197,31 @@ def _sum_over(found: Reentry, root: ast.expr | None) -> Fix | None:
             only = len(loop.body) == 1 and not loop.orelse and alone(asking.source, loop)
             edits = (asking.source.replaced(loop, code),) if only else ()
             return Fix(text, code, edits, "high" if edits and found.certain else "medium")
+        elif fix := _summed(found, loop, root.id, text):
+            return fix
     return Fix(text, f"total = total + {root.id}    # total.backward()")
+
+
+def _summed(found: Reentry, loop: Loop, root: str, text: str) -> Fix | None:
+    """The cure where each turn computes its loss: add them up, and differentiate the sum after the loop."""
+    asking = found.asking
+    statement = asking.statement if asking is not None else None
+    names = {each.id for each in ast.walk(loop) if isinstance(each, ast.Name)}
+    read = {each.attr for each in ast.walk(loop) if isinstance(each, ast.Attribute)}
+    if read & {"step", "zero_grad", "grad"} or "total" in names:
+        return None
+    if asking is None or not isinstance(statement, ast.Expr) or statement not in loop.body:
+        return None
+    source = asking.source
+    if not alone(source, statement) or source.indent(loop.lineno) == source.indent(statement.lineno):
+        return None
+    edits = (
+        source.inserted_before(loop, "total = 0"),
+        source.replaced(statement, f"total = total + {root}"),
+        source.inserted_after(loop, "total.backward()"),
+    )
+    code = f"total = 0\n{source.lines[loop.lineno - 1].strip()}\n    ...\n    total = total + {root}\ntotal.backward()"
+    return Fix(text, code, edits, "high" if found.certain else "medium")
 
 
 def _differentiated(call: ast.Call | None) -> ast.expr | None:
@@ -198,11 +234,25 @@ def _differentiated(call: ast.Call | None) -> ast.expr | None:
 def _cut_before(found: Reentry, first: ast.Call | None) -> tuple[Edit, ...]:
     """The edits that detach the shared value wherever it is read before the first pass."""
     held = found.name.held if found.name else None
-    if held is None or first is None or held.path != held.variable or held.frame is not found.asking:
+    spot = found.earlier.spot if found.earlier else None
+    reads = _reads_before(found, first)
+    if held is None or spot is None or len({each.lineno for each in reads}) != len(reads):
         return ()
-    source, scope = held.frame.source, held.frame.scope
+    return tuple(spot.source.replaced(each, f"{held.variable}.detach()") for each in reads)
+
+
+def _reads_before(found: Reentry, first: ast.Call | None) -> list[ast.Name]:
+    """Where the function that asked for the first pass reads the shared value before it."""
+    held = found.name.held if found.name else None
+    spot = found.earlier.spot if found.earlier else None
+    if held is None or first is None or spot is None or held.path != held.variable:
+        return []
+    scope = spot.scope
     made = [each.lineno for each in written_in(scope).get(held.variable, []) if each.lineno < first.lineno]
-    reads = [
+    given = isinstance(scope, ast.FunctionDef) and held.variable in {each.arg for each in scope.args.args}
+    if not made and not given:
+        return []
+    return [
         each
         for each in ast.walk(scope)
         if isinstance(each, ast.Name)
@@ -210,6 +260,13 @@ def _cut_before(found: Reentry, first: ast.Call | None) -> tuple[Edit, ...]:
         and each.id == held.variable
         and max(made, default=0) < each.lineno < first.lineno
     ]
-    if not made or len({each.lineno for each in reads}) != len(reads):
-        return ()
-    return tuple(source.replaced(each, f"{held.variable}.detach()") for each in reads)
+
+
+def _cut_marks(found: Reentry, name: str) -> list[Mark]:
+    """The line that computes the first loss from the shared value."""
+    spot = found.earlier.spot if found.earlier else None
+    reads = _reads_before(found, call_of(spot))
+    if spot is None or not reads:
+        return []
+    what = say("the first loss is computed from {name} here", name=name)
+    return [marked(spot.source, reads[0], what, spot.place.function)]

@@ -44,7 +44,7 @@ class BackwardArguments(Cause):
         has_context = bool(names) and (names[0] in CONTEXTS or len(names) != outputs)
         marks = [case.mark(say("the backward pass failed here"))]
         if (forward := method_of(kind, "forward")) is not None:
-            marks += [forward.mark(each, say("{count} outputs", count=outputs)) for each in forward.returns[:1]]
+            marks += [forward.mark(each, say("outputs: {count}", count=outputs)) for each in forward.returns[:1]]
         marks += applied_marks(case, kind, node)
         marks.append(method.mark(method.node, say("it is to take the context and {count} gradients", count=outputs)))
         edits = _edits(method, outputs, has_context)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import difflib
 
-import torch
-
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.functions.classes import applied_marks, inputs_of, method_of, started
@@ -38,7 +36,7 @@ class BackwardMissing(Cause):
         forward = method_of(kind, "forward")
         if forward is None:
             return None
-        own = [name for each in kind.__mro__[:-1] if each is not torch.autograd.Function for name in vars(each)]
+        own = [name for each in kind.__mro__ if not each.__module__.startswith("torch.") for name in vars(each)]
         near = [each for each in difflib.get_close_matches("backward", own, 3, 0.7) if each != "forward"]
         marks = [case.mark(say("the backward pass failed here")), *applied_marks(case, kind, node)]
         marks.append(forward.mark(forward.node, say("{name} has a forward only", name=kind.__name__)))

@@ -42,7 +42,7 @@ class ForwardArguments(Cause):
         names = forward.names
         has_context = bool(names) and names[0] in CONTEXTS
         marks = [
-            case.mark(say("{name} was applied to {count} arguments here", name=kind.__name__, count=len(given))),
+            case.mark(say("{name} was applied here; arguments: {count}", name=kind.__name__, count=len(given))),
             forward.mark(forward.node, say("forward is defined here")),
         ]
         if setup:
@@ -57,7 +57,7 @@ class ForwardArguments(Cause):
             return self.found(cause, marks, Fix(text, f"def forward({', '.join(names[1:])}):", (), "medium"))
         return self.found(
             say(
-                "{kind}.apply was given {given} arguments, but {kind}.forward takes {names} after the context.",
+                "{kind}.forward takes {names} after the context; arguments that {kind}.apply was given: {given}.",
                 kind=kind.__name__,
                 given=len(given),
                 names=", ".join(names[1:]) or say("none"),

@@ -54,7 +54,7 @@ class GradientCount(Cause):
         fix = _more(method, value, names, node, got) if got < wanted else _fewer(method, value, wanted, got)
         return self.found(
             say(
-                "{kind} was applied to {wanted} arguments ({names}), but {kind}.backward returned {got} gradients.",
+                "{kind}.backward has to return a gradient for each argument ({names}): {wanted}. It returned {got}.",
                 kind=kind.__name__,
                 wanted=wanted,
                 names=", ".join(names),

@@ -53,7 +53,9 @@ class GradientKind(Cause):
             return None
         wrong = guilty.get(kind) or method.returns
         marks = [case.mark(say("the backward pass failed here")), *applied_marks(case, kind, candidates[kind])]
-        marks += [method.mark(each, say("a {kind} is returned here", kind=type_name)) for each in wrong[:3]]
+        marks += [
+            method.mark(each, say("an object of type {kind} is returned here", kind=type_name)) for each in wrong[:3]
+        ]
         new = [(each, text) for each in wrong if (text := _mended(method, each, type_name))]
         rewrite = method.rewrite()
         for each, text in new:

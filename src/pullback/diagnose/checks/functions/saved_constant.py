@@ -42,7 +42,9 @@ class SavedConstant(Cause):
         text = saver.text(wrong) if wrong is not None else str(index)
         marks = [case.mark(say("{name} was applied here", name=kind.__name__))]
         if wrong is not None or call is not None:
-            marks.append(saver.mark(wrong or call or saver.node, say("a {kind} is saved here", kind=type_name)))
+            marks.append(
+                saver.mark(wrong or call or saver.node, say("an object of type {kind} is saved here", kind=type_name))
+            )
         many = type_name in ("list", "tuple")
         edits: tuple[Edit, ...] = ()
         if call is not None and wrong is not None and saver.own:

@@ -51,7 +51,7 @@ class SetupNeeded(Cause):
             marks,
             Fix(
                 say("Take the context out of forward, and fill it in setup_context."),
-                textwrap.dedent(new),
+                textwrap.dedent(forward.source.indent(forward.node.lineno) + new) if new else "",
                 edits,
                 "high" if edits else "medium",
             ),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 
 import torch
 from torch import nn
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.gradchecks import Comparison, comparison_in, entries
+from pullback.diagnose.evidence.gradchecks import Comparison, comparison_in, entries, input_marks
 from pullback.diagnose.evidence.verdicts import verdict
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -39,7 +40,7 @@ class LowPrecision(Cause):
         if comparison is None or not (warned or verdict(case, comparison) == "precision"):
             return None
         low = [each for each in comparison.inputs if each.requires_grad and each.dtype != torch.float64]
-        marks = [case.mark(say("gradcheck is called here"))]
+        marks = [case.mark(say("gradcheck is called here")), *input_marks(case, low)]
         where = comparison.defined
         if not low and where is not None:
             marks += [where.mark(each, say("the precision is lost here")) for each in _casts(where.scope)]
@@ -54,7 +55,7 @@ class LowPrecision(Cause):
             marks,
             Fix(
                 say("Run the check in double precision."),
-                "\n".join(each.text.strip() for each in edits if each.text),
+                "\n".join(textwrap.dedent(each.text) for each in edits if each.text),
                 edits,
                 "high" if edits else "medium",
             ),

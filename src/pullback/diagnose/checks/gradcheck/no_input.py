@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.gradchecks import comparison_in
+from pullback.diagnose.evidence.gradchecks import comparison_in, input_marks
 from pullback.diagnose.evidence.transforms import wrapped_text
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -45,7 +45,7 @@ class NoInput(Cause):
         )
         return self.found(
             say("The inputs: {inputs}.", inputs=told or say("no tensor")),
-            [case.mark(say("gradcheck is called here"))],
+            [case.mark(say("gradcheck is called here")), *input_marks(case, comparison.inputs)],
             Fix(say("Make the input that is to be checked require grad."),
                 "\n".join(each.text.strip() for each in edits if each.text), edits, "high" if edits else "medium"),
         )  # fmt: skip

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 
+from torch import nn
+
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.frames import Frame
 from pullback.diagnose.evidence.functions.hooks import function_of
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -46,6 +49,9 @@ class AfterAccumulation(Cause):
         )
         text = site.source.text(call)
         new = text.replace("register_post_accumulate_grad_hook", "register_hook", 1)
+        parametrized = _parametrized(site, call.func.value)
+        if parametrized:
+            new = text.replace(name, parametrized, 1)
         edits = (site.source.replaced(call, new),)
         tensors = [case.subject(tensor, "hooked", name)] if hasattr(tensor, "grad_fn") else []
         return self.found(
@@ -56,10 +62,12 @@ class AfterAccumulation(Cause):
             ),
             marks,
             Fix(
-                say("Use register_hook, whose hook is given the gradient rather than the tensor."),
+                say("The parametrized weight is computed anew each time; register it on the parameter behind it.")
+                if parametrized
+                else say("Use register_hook, whose hook is given the gradient rather than the tensor."),
                 new,
                 edits,
-                "high" if unused else "medium",
+                "high" if unused or parametrized else "medium",
             ),
             tensors=tensors,
             useless=[say("detach(): then no gradient arrives at all.")],
@@ -96,3 +104,14 @@ def _made(case: Case, name: str) -> ast.Assign | None:
         if before and isinstance(node, ast.Assign) and name in map(site.source.text, node.targets):
             found = node if found is None or node.lineno > found.lineno else found
     return found
+
+
+def _parametrized(site: Frame, node: ast.expr) -> str:
+    """The parameter behind a weight that ``torch.nn.utils.parametrize`` computes, as it would be written."""
+    if not isinstance(node, ast.Attribute):
+        return ""
+    owner = site.evaluated(node.value)
+    lists = owner._modules.get("parametrizations") if isinstance(owner, nn.Module) else None
+    if lists is None or node.attr not in lists._modules:
+        return ""
+    return f"{site.source.text(node.value)}.parametrizations.{node.attr}.original"

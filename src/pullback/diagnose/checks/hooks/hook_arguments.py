@@ -74,6 +74,7 @@ class HookArguments(Cause):
         edits: tuple[Edit, ...] = ()
         names = [each for each in (method.names if method else []) if each != "self"]
         wanted = takes.split(", ")
+        own = f"self, {takes}" if method is not None and method.names[:1] == ["self"] else takes
         missing = len(wanted) - len(names)
         if method is not None and method.own and names and missing == 1 and running is not None:
             first = method.arguments[method.names.index(names[0])]
@@ -88,7 +89,7 @@ class HookArguments(Cause):
             marks,
             Fix(
                 say("Take just these arguments."),
-                method.source.code(*edits) if edits and method else f"def hook({takes}):",
+                method.source.code(*edits) if edits and method else f"def {one.name}({own}):",
                 edits,
                 "high" if edits else "medium",
             ),

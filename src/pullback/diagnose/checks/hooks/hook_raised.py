@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.freed.find import SECOND_TIME
 from pullback.diagnose.evidence.functions.classes import asked_marks, running
+from pullback.diagnose.evidence.functions.formulas import key_fix
 from pullback.diagnose.evidence.functions.hooks import hook_frame, registered
+from pullback.diagnose.evidence.overwritten.find import MODIFIED
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -35,7 +38,7 @@ class HookRaised(Cause):
 
     def diagnose(self, case: Case) -> Diagnosis | None:
         frame = hook_frame(case)
-        if frame is None or running(case) is not None or case.site is None:
+        if frame is None or running(case) is not None or case.site is None or case.says(*SECOND_TIME, *MODIFIED):
             return None
         scope = frame.scope
         mine = [
@@ -59,7 +62,7 @@ class HookRaised(Cause):
                 message=case.message.partition("\n")[0],
             ),
             marks,
-            Fix(say("Mend the marked line of the hook."), "", (), "low"),
+            key_fix(case) or Fix(say("Mend the marked line of the hook."), "", (), "low"),
             confidence="medium",
             apart=say("The error is one of the code in the hook; what it should be, the message says."),
         )

@@ -50,7 +50,7 @@ class ModuleHookCount(Cause):
         bare = False
         if method is not None:
             marks += [
-                method.mark(each, say("{count} values, {wanted} expected", count=got, wanted=wanted))
+                method.mark(each, say("{count} returned, {wanted} expected", count=got, wanted=wanted))
                 for each in method.returns
             ]
             bare = len(method.returns) == 1 and not isinstance(method.returns[0], ast.Tuple | ast.Name)
@@ -60,13 +60,13 @@ class ModuleHookCount(Cause):
         owner = type(running[0]).__name__ if running is not None else ""
         cause = (
             say(
-                "The hook of {module} returned {got} values, but {wanted} were given.",
+                "The hook of {module} was given {wanted} and returned {got} (number of gradients).",
                 module=owner,
                 got=got,
                 wanted=wanted,
             )
             if owner
-            else say("A hook returned {got} values, but {wanted} were given.", got=got, wanted=wanted)
+            else say("A hook was given {wanted} and returned {got} (number of gradients).", got=got, wanted=wanted)
         )
         notes = (
             [say("A tensor that is returned without a tuple counts as many values as its first dimension has.")]
@@ -77,8 +77,10 @@ class ModuleHookCount(Cause):
             cause,
             marks,
             Fix(
-                say("Return a tuple with {wanted} entries, or nothing.", wanted=wanted),
-                method.source.code(*edits) if edits and method is not None else "return (grad,)",
+                say("Return a tuple of this length, or nothing: {wanted}.", wanted=wanted),
+                method.source.code(*edits)
+                if edits and method is not None
+                else "return (" + "".join(f"grad_{number}, " for number in range(wanted)).rstrip() + ")",
                 edits,
                 "high" if edits else "medium",
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
@@ -45,10 +45,11 @@ class NoGradTensor(Cause):
     """A hook was registered on a tensor that does not require grad.
 
     A hook is called when a gradient arrives at the tensor. A tensor that does not require grad never gets one. Either
-    it is an input that is to require grad (``torch.randn(3, requires_grad=True)``, ``x.requires_grad_()`` before it is
-    used), or it was made without the graph: under ``torch.no_grad()``, after ``.detach()``, from frozen parameters.
+    it is an input that is to require grad (``torch.randn(3, requires_grad=True)``, ``x.requires_grad_()`` before it
+    is used), or it was made without the graph: under ``torch.no_grad()``, after ``.detach()``, from frozen
+    parameters.
 
-    A hook may be registered only before the backward pass, on the tensor that is used in it.
+    Register the hook on the tensor that is used in the pass, before it: a later one hears nothing of it.
     """
 
     code = "PB730"
@@ -70,6 +71,8 @@ class NoGradTensor(Cause):
             marks.append(Mark.at(place, say("{name} is made here", name=name), site.source.span(made)))
         statement = site.statement
         edits: tuple[Edit, ...] = ()
+        if isinstance(tensor, nn.Parameter):
+            return self._frozen(case, tensor, name, marks)
         floating = tensor.is_floating_point() or tensor.is_complex()
         if isinstance(owner, ast.Name) and floating:
             rewrite = Rewrite(site.source)
@@ -89,6 +92,25 @@ class NoGradTensor(Cause):
                 site.source.code(*edits) or f"{name}.requires_grad_()",
                 edits if factory else (),
                 "high" if factory and edits else "medium",
+            ),
+            tensors=[case.subject(tensor, "hooked", name)],
+        )
+
+    def _frozen(self, case: Case, tensor: nn.Parameter, name: str, marks: list[Mark]) -> Diagnosis:
+        """Of a parameter that was frozen, perhaps on purpose."""
+        site = case.site
+        statement = site.statement if site is not None else None
+        edits: tuple[Edit, ...] = ()
+        if site is not None and isinstance(statement, ast.Expr) and statement.value is case.call:
+            edits = (site.source.wrapped(statement, f"if {name}.requires_grad:"),)
+        return self.found(
+            say("{name} is a frozen parameter (requires_grad=False): a hook on it could never run.", name=name),
+            marks,
+            Fix(
+                say("Register the hook only where requires_grad is True, or unfreeze the parameter."),
+                site.source.code(*edits) if site is not None else "",
+                edits,
+                "high" if edits else "medium",
             ),
             tensors=[case.subject(tensor, "hooked", name)],
         )

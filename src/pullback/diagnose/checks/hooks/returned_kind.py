@@ -42,7 +42,9 @@ class ReturnedKind(Cause):
         edits = _edits(hooks, wants, got)
         expected = say("a tuple of gradients") if wants == "tuple" else say("a tensor")
         return self.found(
-            say("A hook returned a {got}; {expected} or None was expected.", got=got, expected=expected),
+            say(
+                "A hook returned an object of type {got}; {expected} or None was expected.", got=got, expected=expected
+            ),
             marks,
             Fix(
                 say("Return {expected}, or nothing to leave the gradient as it is.", expected=expected),

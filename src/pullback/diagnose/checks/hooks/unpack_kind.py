@@ -51,7 +51,8 @@ class UnpackKind(Cause):
                 edits = Rewrite(source).replace(value, f"torch.from_numpy({method.text(value)})").edits()
         return self.found(
             say(
-                "A saved tensor was packed into something else, and what unpack made of it is a {kind}. Backward needs "
+                "A saved tensor was packed into something else, and what unpack made of it is of "
+                "type {kind}. Backward needs "
                 "the tensor back.",
                 kind=got,
             ),

@@ -22,7 +22,7 @@ from pullback.language import say
 
 
 class DetachedAlias(Cause):
-    """`h.detach()` (or `h.numpy()`, `h.data`) was changed in place, and with it `h`, which an operation had kept.
+    """`h.detach()` was changed in place, and with it `h`, which an operation had kept.
 
     `detach()` gives a tensor without history, not a tensor of its own: both share memory. With `detach()` they
     share the version counter too, so the change is noticed. Through `.data` or a NumPy array it is not noticed, and

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.definitions import called
 from pullback.diagnose.evidence.overwritten.find import MODIFIED, Overwritten
 from pullback.diagnose.evidence.overwritten.report import (
     all_marks,
@@ -50,8 +52,7 @@ class ManualUpdate(Cause):
             all_marks(case, found, say("{name} is changed here, before the backward pass", name=name)),
             Fix(
                 say("Change the parameter after the backward pass."),
-                "\n".join((edit.text or "").strip() for edit in edits if edit.text)
-                or "loss.backward()\nwith torch.no_grad(): ...",
+                _code(found, edits),
                 edits,
                 "high" if edits and found.certain else "medium",
             ),
@@ -86,13 +87,34 @@ class ManualUpdate(Cause):
             scale.clamp_(0.1, 0.9)
 
 
+def _code(found: Overwritten, edits: tuple[Edit, ...]) -> str:
+    """The backward pass, and behind it the change."""
+    call = found.asking.text if found.asking is not None else "loss.backward()"
+    moved = "\n".join(textwrap.dedent(edit.text) for edit in edits if edit.text)
+    return f"{call}\n{moved or 'with torch.no_grad(): ...'}"
+
+
 def _later(found: Overwritten) -> tuple[Edit, ...]:
     """The edits that move the change, with the block that it is in, behind the backward pass."""
     form, asking = found.form, found.asking
     if form is None or asking is None or asking.source is not form.source:
         return ()
     last = asking.statement
-    for each in form.source.around(form.node):
+    own = form.source.scope(form.node) is asking.scope
+    for each in form.source.around(form.node) if own else ():
         if isinstance(each, ast.stmt) and last is not None and form.source.parent(each) is form.source.parent(last):
             return moved_after(form.source, each, last)
-    return ()
+    return moved_after(form.source, _calling(found), last)
+
+
+def _calling(found: Overwritten) -> ast.stmt | None:
+    """The statement before the backward pass, in its block, that calls the function which makes the change."""
+    form, asking = found.form, found.asking
+    last = asking.statement if asking is not None else None
+    if form is None or asking is None or last is None:
+        return None
+    name = getattr(form.source.scope(form.node), "name", "")
+    calls = [each for each in ast.walk(asking.scope) if isinstance(each, ast.Call) and name and called(each) == name]
+    statements = [asking.source.statement(each) for each in calls]
+    before = [each for each in statements if isinstance(each, ast.Expr) and each.lineno < last.lineno]
+    return before[0] if len(before) == 1 else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.overwritten.find import MODIFIED
 from pullback.diagnose.evidence.overwritten.report import name_of, of_kind, sentence, subjects, why_not_data
-from pullback.diagnose.evidence.overwritten.steps import step_marks
+from pullback.diagnose.evidence.overwritten.steps import computed_after, step_marks
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -35,6 +37,7 @@ class StepBetween(Cause):
             return None
         name = name_of(found)
         optimizer = found.thing[0] if found.thing else say("an optimizer")
+        edits = computed_after(case, found)
         return self.found(
             sentence(found)
             + " "
@@ -46,8 +49,13 @@ class StepBetween(Cause):
             ),
             step_marks(case, found),
             Fix(
-                say("Compute this loss after the step, or run both backward passes before any step."),
-                "loss_a.backward()\nloss_b.backward()\noptimizer_a.step()\noptimizer_b.step()",
+                say("Compute this loss again after the step, with the changed weights.")
+                if edits
+                else say("Compute this loss after the step, or run both backward passes before any step."),
+                "\n".join(textwrap.dedent(each.text or "") for each in edits)
+                or "loss_a.backward()\nloss_b.backward()\noptimizer_a.step()\noptimizer_b.step()",
+                edits,
+                "medium",
             ),
             tensors=subjects(case, found),
             confidence="high" if found.certain else "medium",

@@ -17,7 +17,9 @@ from pullback.language import say
 
 NORMS = frozenset({"softmax", "log_softmax"})
 LOSSES = frozenset({"nll_loss", "cross_entropy", "kl_div"})
-BETWEEN = SAME | {"log", "add", "clamp", "clamp_min"}
+# Samples may stand in columns, and be turned after the softmax.
+TURNS = frozenset({"t", "T", "mT", "transpose", "permute", "swapaxes", "movedim"})
+BETWEEN = (SAME - TURNS) | {"log", "add", "clamp", "clamp_min"}
 MOST = 1000
 
 

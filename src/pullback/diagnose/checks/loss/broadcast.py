@@ -24,6 +24,11 @@ OTHERS = frozenset({"mul", "add", "__mul__", "__add__", "__rmul__", "__radd__", 
 MEANT = frozenset(
     {"unsqueeze", "view", "reshape", "expand", "unflatten", "view_as", "reshape_as", "as_strided", "outer"}
 )
+PRODUCTS = frozenset({"mul", "__mul__", "__rmul__"})
+# One number for each sample, whatever else the program does.
+CHOSEN = frozenset({"gather", "cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy"})
+GRIDS = frozenset({"linspace", "arange", "logspace"})
+SIGNS = SAME | {"neg", "__neg__", "exp", "clamp"}
 LAYERS = frozenset({
     "linear", "addmm", "mm", "matmul", "__matmul__", "conv1d", "conv2d", "bilinear", "baddbmm", "bmm", "embedding",
     "lstm",
@@ -72,8 +77,10 @@ class BroadcastLoss(Fault):
         if call.name in COMPARISONS:
             maker = origin(column)
             return not (learned or (maker is not None and maker.name in CHOICES))
-        if not result.requires_grad:
+        if not result.requires_grad or _grid(call, column, flat):
             return True
+        if call.name in PRODUCTS and learned and _each_sample(flat):
+            return False
         if call.name in DIFFERENCES:
             maker = column.maker
             return maker is not None and maker.name in {"sum", "norm", "mean", "linalg_vector_norm"}
@@ -136,6 +143,22 @@ def _extra_axis(column: Tensor, flat: Tensor) -> int | None:
     return None
 
 
+def _grid(call: Call, column: Value, flat: Value) -> bool:
+    """Whether the one are points for all of the other: centres that learn, bins, frequencies."""
+    if any(value.leaf and value.requires_grad for value in (column, flat)):
+        return True
+    maker = origin(flat)
+    if maker is not None and maker.name in GRIDS:
+        return True
+    return call.name not in DIFFERENCES and made_within(flat, GRIDS, 20) is not None
+
+
+def _each_sample(flat: Value) -> bool:
+    """Whether these are the log-probabilities of what was chosen for each sample, or the losses of each."""
+    maker = origin(flat, SIGNS)
+    return maker is not None and maker.name in CHOSEN
+
+
 def _shaped(value: Value) -> bool:
     """Whether the shape of a value was made by hand."""
     call = value.maker
@@ -151,7 +174,11 @@ def _shaped(value: Value) -> bool:
 
 
 def _new_axis(call: Call) -> bool:
-    return bool(call.inputs) and bool(call.outputs) and len(call.outputs[0].shape) >= len(call.inputs[0].shape)
+    """Whether an indexing gives a dimension of its own: ``x[:, None]``, ``x[:, 0:1]``; not a slice, ``x[8:16]``."""
+    if not call.inputs or not call.outputs:
+        return False
+    before, after = call.inputs[0].shape, call.outputs[0].shape
+    return len(after) > len(before) or (len(after) == len(before) and after.count(1) > before.count(1))
 
 
 def _operand(call: Call, first: int) -> ast.expr | None:

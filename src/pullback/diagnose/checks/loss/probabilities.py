@@ -11,16 +11,19 @@ from torch import Tensor
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.numbers.find import SAME, inside_functorch, origin
-from pullback.diagnose.recorders.tape import Call
+from pullback.diagnose.recorders.tape import Call, Value
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
 SQUASHED = {
-    "cross_entropy": frozenset({"softmax"}),
+    "cross_entropy": frozenset({"softmax", "sigmoid"}),
     "binary_cross_entropy_with_logits": frozenset({"sigmoid", "softmax"}),
     "log_softmax": frozenset({"softmax"}),
 }
 BETWEEN = SAME | {"clamp", "clamp_min", "dropout"}
+
+
+SHIFTS = frozenset({"add", "__add__", "__radd__", "sub", "__sub__"})
 
 
 class ProbabilitiesAsLogits(Fault):
@@ -45,7 +48,7 @@ class ProbabilitiesAsLogits(Fault):
             return
         given = args[0] if args else kwargs.get("input")
         value = audit.tape.value_of(given) if isinstance(given, Tensor) else None
-        maker = origin(value, BETWEEN) if value is not None else None
+        maker = _squasher(value) if value is not None else None
         if value is None or maker is None or maker.name not in SQUASHED[call.name]:
             return
         if not value.requires_grad:
@@ -100,3 +103,13 @@ class ProbabilitiesAsLogits(Fault):
         net = torch.nn.Sequential(torch.nn.Linear(4, 3))
         loss = torch.nn.CrossEntropyLoss()(net(torch.randn(6, 4)), torch.tensor([0, 1, 2, 0, 1, 2]))
         loss.backward()
+
+
+def _squasher(value: Value) -> Call | None:
+    """What made the input of the loss, also behind a small number that was added: ``p + 1e-8``."""
+    maker = origin(value, BETWEEN)
+    for _ in range(3):
+        if maker is None or maker.name not in SHIFTS or len(maker.inputs) != 1:
+            break
+        maker = origin(maker.inputs[0], BETWEEN)
+    return maker

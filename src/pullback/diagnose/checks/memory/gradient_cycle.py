@@ -12,13 +12,12 @@ from pullback.language import say
 class GradientCycle(Fault):
     """``backward(create_graph=True)`` put a gradient with a graph into ``.grad``: that graph holds the parameter.
 
-    The parameter holds its gradient, the gradient its graph, and the graph the parameter. Such a cycle is only freed by
-    the garbage collector, which does not know how much memory hangs on it: memory grows from step to step.
+    The parameter holds its gradient, the gradient its graph, and the graph the parameter. Such a cycle is only freed
+    by the garbage collector, which does not know how much memory hangs on it: memory grows from step to step.
 
     Use ``torch.autograd.grad(loss, params, create_graph=True)``, which returns the gradients and leaves ``.grad``
-    alone.
-    If ``.grad`` is needed, set it to ``None`` after use (``zero_grad(set_to_none=True)``). ``empty_cache()`` frees
-    nothing here.
+    alone. If ``.grad`` is needed, set it to ``None`` after use (``zero_grad(set_to_none=True)``). ``empty_cache()``
+    frees nothing here.
     """
 
     code = "PBA163"

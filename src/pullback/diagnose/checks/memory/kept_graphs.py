@@ -153,11 +153,16 @@ def _containers(name: str, thing: Any) -> Iterator[tuple[str, list[Any]]]:
             for inner, part in list(thing.__dict__.items())[:200]:
                 if issubclass(type(part), list | deque):
                     yield f"{name}.{inner}", list(part)[:10_000]
+                elif type(part) is dict and not inner.startswith("_"):
+                    for key, inmost in list(part.items())[:100]:
+                        if issubclass(type(inmost), list | deque):
+                            yield f"{name}.{inner}[{key!r}]", list(inmost)[:10_000]
 
 
 def _appends(source: Source, attribute: str) -> Iterator[ast.Call]:
     """The calls that append to something of this name, in a loop or in a function that a loop may call."""
-    name = attribute.partition("[")[0]
+    name, _, key = attribute.partition("[")
+    key = f"[{key}"
     for node in ast.walk(source.tree):
         if not (
             isinstance(node, ast.Call)
@@ -166,6 +171,13 @@ def _appends(source: Source, attribute: str) -> Iterator[ast.Call]:
         ):
             continue
         target = source.text(node.func.value)
-        about = target == name or target.endswith(f".{name}") or target.startswith(f"{name}[")
+        about = target == name or target.endswith(f".{name}") or _at_key(node.func.value, name, key)
         if about and (loop_around(source, node) is not None or not isinstance(source.scope(node), ast.Module)):
             yield node
+
+
+def _at_key(target: ast.expr, name: str, key: str) -> bool:
+    """Whether an expression is an item of something of this name: of this key, or of one that is not written out."""
+    if not isinstance(target, ast.Subscript) or ast.unparse(target.value).rpartition(".")[2] != name:
+        return False
+    return not isinstance(target.slice, ast.Constant) or key == "[" or f"[{target.slice.value!r}]" == key

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers.cuts import Cut, Cuts, marks_of_cut
-from pullback.diagnose.evidence.numbers.find import SAME, inside_functorch, origin
-from pullback.diagnose.recorders.tape import Call
+from pullback.diagnose.evidence.numbers.cuts import LEAVES, Cut, Cuts, marks_of_cut
+from pullback.diagnose.evidence.numbers.find import SAME, inside_functorch, leaves_behind, origin
+from pullback.diagnose.evidence.training.loop import in_optimizers
+from pullback.diagnose.recorders.tape import Call, Value
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -44,9 +45,10 @@ class Comparison(Fault):
         if inside_functorch() or call.spot is None or not call.grad:
             return
         if call.name in COMPARES:
-            for given in call.inputs:
-                if given.leaf and given.requires_grad:
-                    self._cuts.note(audit, call, given)
+            thresholds = [given for given in call.inputs if given.leaf and given.requires_grad]
+            learned = [given for given in call.inputs if given.requires_grad and self._trained(audit, given)]
+            for given in (thresholds or learned)[:1]:
+                self._cuts.note(audit, call, given)
             return
         if not self._cuts.all or not isinstance(result, Tensor):
             return
@@ -66,6 +68,15 @@ class Comparison(Fault):
         for cut in self._cuts.all.values():
             if cut.used is not None and self._cuts.unreached(cut) and (self._cuts.passes or not cut.learns):
                 audit.report(self._finding(cut))
+
+    @staticmethod
+    def _trained(audit: Audit, given: Value) -> bool:
+        """Whether an optimizer has all leaves behind a value: what compares those of a teacher may be meant so."""
+        leaves = leaves_behind(given)
+        if not 0 < len(leaves) <= LEAVES:
+            return False
+        known = in_optimizers(audit)
+        return all(id(leaf.tensor()) in known for leaf in leaves)
 
     def _finding(self, cut: Cut) -> Diagnosis:
         name = cut.subjects[0].name

@@ -23,8 +23,8 @@ class ConstantSum(Fault):
     """The sum of a softmax is one, the mean of a normalised layer is its bias: their gradients are zero.
 
     ``net(x).sum().backward()`` is a popular smoke test. If the net ends in a softmax, or in a layer norm whose weight
-    is still one everywhere, the sum is a constant, whatever the parameters are: their gradients are rounding noise
-    (1e-8), not what training would give.
+    is still one everywhere, the sum is a constant, whatever the parameters before it are: their gradients are rounding
+    noise (1e-8), not what training would give.
 
     Multiply by a random tensor first, ``(net(x) * torch.randn_like(net(x))).sum()``, or use the real loss.
     """

@@ -17,7 +17,8 @@ class CastUnderflow(Fault):
     """On the way back through a cast a cotangent takes the dtype that the value had: small ones become zero in float16.
 
     The mean over N elements gives each of them the cotangent 1 / N. float16 knows nothing between 0 and 6e-8: with
-    some ten million elements, or small weights, every cotangent is zero there, and no parameter behind the cast learns.
+    some tens of millions of elements, or small weights, every cotangent is zero there, and no parameter behind the
+    cast learns.
 
     Multiply the loss by a scale and divide the gradients by it (``torch.amp.GradScaler`` does both), or keep the
     activations in bfloat16, which has the range of float32. A larger learning rate does not help.

@@ -45,7 +45,7 @@ class NoParametersFrozen(Cause):
             edits = thawed(source, switch)
         count = sum(1 for _ in module.parameters())
         return self.found(
-            say("All {count} parameters of {name} have requires_grad=False, so none is left to be trained.",
+            say("All parameters of {name} ({count}) have requires_grad=False, so none is left to be trained.",
                 count=count, name=name),
             marks,
             Fix(

@@ -27,7 +27,7 @@ class NonleafParameter(Cause):
     ``nn.Parameter(torch.randn(3, 3) * 0.01)``. Create it on its device: ``torch.randn(3, device=device,
     requires_grad=True)``. To train a part of a tensor, train the whole and mask the gradient.
 
-    Passing ``w.detach()`` runs, but trains a copy that the model does not use.
+    Passing ``w.detach()`` runs, but trains nothing: no gradient arrives at that tensor.
     """
 
     code = "PB620"

@@ -20,7 +20,7 @@ class NotParameters(Cause):
 
     Not the module (``net``), but ``net.parameters()``; not the method (``net.parameters``), but its call; a single
     tensor as ``[w]``; several modules as ``[*a.parameters(), *b.parameters()]``; no set, which has no order; one
-    group as ``[{"params": ...}]``. ``state_dict()`` has copies of no use here.
+    group as ``[{"params": ...}]``. ``state_dict()`` has detached tensors, which never get a gradient.
     """
 
     code = "PB624"
@@ -46,7 +46,8 @@ class NotParameters(Cause):
         marks = [case.mark(say("{name} is given to the optimizer", name=text))]
         marks += made(case, None, node, say("{name} was made here", name=text))
         return self.found(
-            say("{name} is a {kind}, and what is in it are not parameters: an optimizer takes a list of tensors, or of "
+            say("{name} is of type {kind}, and what is in it are not parameters: an optimizer takes "
+                "a list of tensors, or of "
                 "dicts with such lists.", name=text, kind=kind),
             marks,
             Fix(

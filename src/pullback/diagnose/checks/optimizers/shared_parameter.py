@@ -39,7 +39,7 @@ class SharedParameter(Cause):
         marks += made(case, None, parameters_written(case), say("the groups were made here"))
         return self.found(
             say(
-                "{name} is in group {first} and in group {second}; {count} parameters are in two groups.",
+                "{name} is in group {first} and in group {second}; parameters in two groups: {count}.",
                 name=name, first=known[id(twice[0])], second=len(optimizer.param_groups), count=len(twice),
             ),
             marks,

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.frames import frames_of
+from pullback.diagnose.evidence.freed.find import reached
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -37,10 +39,14 @@ class TensorAsParameter(Cause):
         if not isinstance(value, Tensor) or owner is None:
             return None
         old = owner._parameters.get(name)
+        own = _of_itself(value, old)
+        computed = value.requires_grad and _in_forward(case)
         statement = case.site.statement
         edits: tuple[Edit, ...] = ()
         target = "net.weight"
-        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        if computed:
+            target = case.text(statement.targets[0]) if isinstance(statement, ast.Assign) else name
+        elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target, text = case.text(statement.targets[0]), case.text(statement.value)
             if old is not None and old.shape == value.shape:
                 edits = (self._in_place(case, statement, target),)
@@ -56,9 +62,16 @@ class TensorAsParameter(Cause):
             ),
             [case.mark(say("a tensor is assigned to the parameter {name}", name=target))],
             Fix(
+                say("Keep what is trained as a parameter of another name, and compute the weight from it in each "
+                    "forward pass: torch.nn.utils.parametrize does that, and the gradient goes through."),
+                f"torch.nn.utils.parametrize.register_parametrization(module, {name!r}, Computed())"
+                "    # a Module whose forward(weight) returns the computed weight",
+            )
+            if computed
+            else Fix(
                 say("Change the values of the parameter in place, under no_grad."),
                 case.site.source.code(*edits) or f"with torch.no_grad():\n    {target}.copy_(values)",
-                edits, "high" if edits else "medium",
+                edits, "high" if edits and (own or not value.requires_grad) else "medium",
             ),
             tensors=[case.subject(value, "value", say("the value"))],
             useless=[say("del net.weight before: the weight is then no parameter any more, and is not trained")],
@@ -90,3 +103,18 @@ class TensorAsParameter(Cause):
         layer = torch.nn.Linear(3, 3, bias=False)
         with torch.no_grad():
             layer.weight.copy_(torch.eye(3))
+
+
+def _of_itself(value: Tensor, old: Tensor | None) -> bool:
+    """Whether a tensor has a graph whose only leaf is the parameter that it is to replace: a new value of it."""
+    leaves = [each.variable for each in reached([value.grad_fn]) if hasattr(each, "variable")]
+    return bool(leaves) and all(each is old for each in leaves)
+
+
+def _in_forward(case: Case) -> bool:
+    """Whether it happened in a forward pass: the value is meant to be differentiated through."""
+    files = (frame.f_code for frame, _, _ in frames_of(case.error.__traceback__))
+    return any(
+        each.co_name == "_call_impl" and each.co_filename.replace("\\", "/").endswith("nn/modules/module.py")
+        for each in files
+    )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.values import Diagnosis, Fix
-from pullback.errors import PullbackError
+from pullback.diagnose.evidence.cuts.look import found_in
+from pullback.diagnose.evidence.transforms import defined
+from pullback.diagnose.values import Diagnosis, Fix, Mark
+from pullback.errors import GraphError, PullbackError
 from pullback.language import say
 
 
@@ -31,6 +33,7 @@ class OwnError(Cause):
         marks = [case.mark(say("called here"))] if case.site is not None else []
         for frame in reversed(case.frames[:-1][-3:]):
             marks.append(frame.mark(say("on the way here")))
+        marks += _inside(case, error)
         return self.found(
             say("Got: {got}", got=error.got),
             marks,
@@ -56,3 +59,20 @@ class OwnError(Cause):
 
         x = torch.ones(3, requires_grad=True)
         pb.backward(x * 2, torch.tensor([1.0, 2.0, 3.0]))
+
+
+def _inside(case: Case, error: PullbackError) -> list[Mark]:
+    """The lines of the user's that made what was refused: where a graph ends, or what a function returns."""
+    call = case.call
+    if call is None or not call.args or case.site is None:
+        return []
+    if isinstance(error, GraphError) and "requires_grad=False" in error.got:
+        marks = []
+        for cut in found_in(case).cuts[:2]:
+            off = cut.region_mark(say("nothing is recorded from here on"))
+            marks += [*([off] if off is not None else []), cut.mark(say("the graph ends here"))]
+        return marks
+    where = defined(case.site.evaluated(call.args[0]))
+    if where is None or any(each.code is where.code for each in case.frames):
+        return []
+    return where.marks(say("the function returns this"))[:2]

@@ -13,10 +13,11 @@ class CheckpointKind(Fault):
     """``checkpoint`` was called without saying which of the two kinds is meant.
 
     The default has been the reentrant kind and changes with the version of torch. The two differ: the reentrant one
-    does not work with ``torch.autograd.grad``, records nothing if no input requires grad, and needs all outputs to be
-    tensors.
+    does not work with ``torch.autograd.grad``, records nothing if no input requires grad, and follows only tensors
+    that are arguments or results themselves, not those within lists or dictionaries.
 
-    Write ``use_reentrant=False``, which works everywhere. Hiding the warning leaves the choice to the version of torch.
+    Write ``use_reentrant=False``, which has none of these limits. Hiding the warning leaves the choice to the version
+    of torch.
     """
 
     code = "PBA143"

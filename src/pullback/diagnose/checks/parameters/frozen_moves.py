@@ -7,7 +7,7 @@ from weakref import ref
 
 from torch import Tensor
 
-from pullback.diagnose.audit import Audit, Step
+from pullback.diagnose.audit import Audit, Backward, Step
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
 from pullback.diagnose.evidence.training.loop import after
@@ -19,11 +19,12 @@ class FrozenMoves(Fault):
     """A parameter that does not require grad was changed by the optimizer, because an old gradient was left on it.
 
     Optimizers look at ``.grad``, not at ``requires_grad``. Freezing a parameter after a pass leaves the gradient of
-    that
-    pass in place, and every later ``step()`` uses it again. (Momentum and weight decay act the same way.)
+    that pass in place, and every later ``step()`` uses it again. Momentum and weight decay then move the parameter
+    too.
 
     Clear it when freezing: ``p.requires_grad_(False); p.grad = None``, or make the optimizer of the other parameters
-    only. ``zero_grad(set_to_none=False)`` leaves a zero, with which weight decay and momentum still move the parameter.
+    only. ``zero_grad(set_to_none=False)`` leaves a zero, with which weight decay and momentum still move the
+    parameter.
     """
 
     code = "PBA136"
@@ -31,13 +32,22 @@ class FrozenMoves(Fault):
 
     def __init__(self) -> None:
         self._frozen: list[tuple[ref[Tensor], int]] = []
+        self._trained: dict[int, ref[Tensor]] = {}
+
+    def before_backward(self, audit: Audit, backward: Backward) -> None:
+        self._trained.update((id(leaf), ref(leaf)) for leaf in backward.leaves)
 
     def before_step(self, audit: Audit, step: Step) -> None:
         self._frozen = [
             (ref(each), each._version)
             for each in step.parameters
-            if not each.requires_grad and each.grad is not None and bool(each.grad.any())
+            if not each.requires_grad and self._was_trained(each) and each.grad is not None and bool(each.grad.any())
         ]
+
+    def _was_trained(self, tensor: Tensor) -> bool:
+        """A tensor that never required grad is none that was frozen: its gradient was written by hand."""
+        known = self._trained.get(id(tensor))
+        return known is not None and known() is tensor
 
     def after_step(self, audit: Audit, step: Step) -> None:
         frozen, self._frozen = self._frozen, []

@@ -14,11 +14,11 @@ class HookWithoutInput(Fault):
 
     The gradient by the input is only computed if somebody needs it. The first module of a network gets data, which
     does not require grad, so its hook sees no gradient by the input, and runs earlier than otherwise: with the
-    gradients
-    of the output.
+    gradients of the output.
 
     If the gradient by the input is wanted, ask for it: ``x.requires_grad_()`` before the forward pass. If only
-    ``grad_output`` is used, ``register_full_backward_pre_hook`` is the plain way. ``retain_graph=True`` does not help.
+    ``grad_output`` is used, ``register_full_backward_pre_hook`` is the plain way. ``retain_graph=True`` does not
+    help.
     """
 
     code = "PBA141"

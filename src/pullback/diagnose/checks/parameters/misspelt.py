@@ -21,9 +21,8 @@ class Misspelt(Fault):
     """An attribute that looks like ``requires_grad`` was set, but is none of torch's: it has no effect.
 
     Tensors and modules take any attribute. ``p.require_grad = False`` and ``module.requires_grad = False`` (a module
-    has
-    no such switch, only ``requires_grad_()``) run without a word and freeze nothing: the parameter goes on getting
-    gradients, and the optimizer goes on changing it.
+    has no such switch, only ``requires_grad_()``) run without a word and freeze nothing: the parameter goes on
+    getting gradients, and the optimizer goes on changing it.
 
     Write ``p.requires_grad = False``, or ``p.requires_grad_(False)``, which raises if it is misspelt; for all
     parameters of a module ``module.requires_grad_(False)``. ``eval()`` and ``no_grad()`` do not freeze a parameter.

@@ -18,9 +18,8 @@ class NonleafGrad(Fault):
     """``.grad`` of a computed tensor was read: only leaves keep their gradient, so it is ``None``.
 
     A leaf is a tensor that was not computed from others that require grad. ``torch.randn(3,
-    requires_grad=True).cuda()``
-    is *computed*: the leaf is the tensor before ``.cuda()``, which nobody holds. The same goes for ``.to()``,
-    ``.double()``, ``* 0.01`` and ``.reshape()``.
+    requires_grad=True).cuda()`` is *computed*: the leaf is the tensor before ``.cuda()``, which nobody holds. The
+    same goes for ``.to()``, ``.double()``, ``* 0.01`` and ``.reshape()``.
 
     Ask for the gradient last: ``torch.randn(3, device="cuda", requires_grad=True)`` or ``….cuda().requires_grad_()``.
     For a tensor in the middle of a computation call ``h.retain_grad()`` before the pass, or use

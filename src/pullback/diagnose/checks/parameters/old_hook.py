@@ -14,11 +14,11 @@ from pullback.language import say
 class OldHook(Fault):
     """``register_backward_hook`` saw the gradients of the last operation of a module, not those of the module.
 
-    The old hook is attached to the last node that the module made. If ``forward`` makes several, ``grad_input`` is what
-    goes into that last operation, with missing or wrong entries for the inputs of the module.
+    The old hook is attached to the last node that the module made. If ``forward`` makes several, ``grad_input`` has
+    the gradients by the inputs of that last operation; those by the inputs of the module are missing or wrong.
 
-    Use ``register_full_backward_hook``, which has the same arguments and is right for any module. Reading fewer entries
-    of ``grad_input`` does not make them right.
+    Use ``register_full_backward_hook``, which has the same arguments and is right for any module. Reading fewer
+    entries of ``grad_input`` does not make them right.
     """
 
     code = "PBA140"

@@ -37,7 +37,11 @@ class ComplexRoot(Cause):
         short = operand(case, pair.written)
         edits = (case.site.source.replaced(pair.written, f"{short}.real"),) if pair.written is not None else ()
         return self.found(
-            say("{name} is a {dtype}; a loss has to be a real number.", name=name, dtype=dtype_name(pair.root.dtype)),
+            say(
+                "{name} has dtype {dtype}; a loss has to be a real number.",
+                name=name,
+                dtype=dtype_name(pair.root.dtype),
+            ),
             marks,
             Fix(
                 say("Say which real number is meant: the real part, or the absolute value squared."),

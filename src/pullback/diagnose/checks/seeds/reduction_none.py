@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.definitions import operand
+from pullback.diagnose.evidence.definitions import mark_node, operand
 from pullback.diagnose.evidence.seeds.roots import called_root
 from pullback.diagnose.evidence.seeds.vectors import criterion_made, node_unreduced, unreduced, unseeded
-from pullback.diagnose.values import Diagnosis, Fix
+from pullback.diagnose.values import Diagnosis, Fix, Mark
 from pullback.language import say
 
 
@@ -39,9 +41,13 @@ class ReductionNone(Cause):
         if written is not None:
             marks.append(written.definition.mark(say("the loss is not reduced here"), written.call))
             if written.keyword is None and (criterion := criterion_made(case, written)) is not None:
-                marks.insert(1, criterion.mark(say('reduction="none" was set here')))
+                told = "none" in criterion.text
+                what = say('reduction="none" was set here') if told else say("the criterion was made here")
+                marks.insert(1, criterion.mark(what))
         elif made is not None:
             marks.append(case.mark_at(made, say("the loss is not reduced here")))
+        if (written is None or written.keyword is None) and not any("none" in each.text for each in marks):
+            marks[1:1] = _told(case)
         short = operand(case, pair.written)
         edits = (case.site.source.replaced(pair.written, f"{short}.mean()"),) if pair.written is not None else ()
         return self.found(
@@ -80,3 +86,19 @@ class ReductionNone(Cause):
         net = torch.nn.Linear(3, 1)
         loss = criterion(net(torch.randn(4, 3)), torch.zeros(4, 1))
         loss.mean().backward()
+
+
+def _told(case: Case) -> list[Mark]:
+    """The call with ``reduction="none"`` in the user's files, if there is just one: in a table of criteria, say."""
+    calls = [
+        (source, node)
+        for source in {frame.file: frame.source for frame in case.frames}.values()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call)
+        and any(
+            each.arg == "reduction" and isinstance(each.value, ast.Constant) and each.value.value == "none"
+            for each in node.keywords
+        )
+    ]
+    what = say('reduction="none" was set here')
+    return [mark_node(source, node, what) for source, node in calls] if len(calls) == 1 else []

@@ -43,11 +43,11 @@ class RootIsCollection(Cause):
             return None
         kind, text = type(thing).__name__, operand(case, node)
         code, edits, sure = self._fix(case, thing, node)
-        marks = [case.mark(say("{name} is a {kind} here", name=text, kind=kind))]
+        marks = [case.mark(say("{name} is of type {kind} here", name=text, kind=kind))]
         marks += made(case, None, node, say("the {kind} came from here", kind=kind))
         parts = [f"{text}{access}" for access, _ in tensors_in(thing)[:4]]
         return self.found(
-            say("{name} is a {kind} with {count} items; only a tensor has backward().", name=text, kind=kind,
+            say("{name} is of type {kind} (items: {count}); only a tensor has backward().", name=text, kind=kind,
                 count=len(thing)),
             marks,
             Fix(say("Take the loss out of it, or compute the loss from what is in it."), code, edits, sure),

@@ -37,13 +37,13 @@ class RootIsModule(Cause):
         kind, text = type(thing).__name__, case.text(node)
         loss, statement = self._loss(case, thing, text)
         edits = (case.site.source.replaced(node, loss),) if loss and node is not None else ()
-        marks = [case.mark(say("{name} is a {kind}", name=text, kind=kind))]
+        marks = [case.mark(say("{name} is of type {kind}", name=text, kind=kind))]
         if statement is not None:
             place = Place(case.site.file, statement.lineno, case.site.place.function)
             marks.append(Mark.at(place, say("the loss is computed here"), case.site.source.span(statement)))
         value = case.site.evaluated(ast.Name(loss)) if loss.isidentifier() else None
         return self.found(
-            say("{name} is a {kind}: it has no gradient. backward() belongs to the loss, the tensor that was "
+            say("{name} is of type {kind}: it has no gradient. backward() belongs to the loss, the tensor that was "
                 "computed.", name=text, kind=kind),
             marks,
             Fix(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+from torch import nn
+
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.definitions import (
@@ -66,7 +68,11 @@ class RootIsNone(Cause):
         scene_value = last.scene.evaluated if last is not None else case.site.evaluated
         if isinstance(value, ast.Call):
             name = called(value)
-            function = function_of(scene_value(value.func))
+            thing = scene_value(value.func)
+            if isinstance(value.func, ast.Call):  # Criterion()(x)
+                kind = scene_value(value.func.func)
+                thing = kind.forward if isinstance(kind, type) and issubclass(kind, nn.Module) else None
+            function = function_of(thing)
             if function is not None:
                 code = function.__code__
                 return self._forgotten(code.co_filename, code.co_firstlineno, name or "forward", code.co_name)
@@ -83,8 +89,9 @@ class RootIsNone(Cause):
         if isinstance(node, ast.Attribute) and node.attr == "loss":
             owner = case.text(node.value)
             return (
-                say("{name} has no loss: the model was not given any labels.", name=owner),
-                [], f"{owner} = model(..., labels=labels)", (), "medium",
+                say("{name} has no loss: the model was given no labels, or None for them.", name=owner),
+                [each.mark(say("{name} was computed here", name=owner)) for each in definitions(case, node.value)[:1]],
+                f"{owner} = model(..., labels=labels)", (), "medium",
             )  # fmt: skip
         if isinstance(value, ast.Constant) and value.value is None:
             return say("It was set to None, and to nothing else since."), [], "", (), "medium"

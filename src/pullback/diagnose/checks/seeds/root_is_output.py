@@ -41,11 +41,11 @@ class RootIsOutput(Cause):
         kind, text = type(thing).__name__, operand(case, node)
         one = chosen(losses_in(thing))
         edits = (case.site.source.replaced(node, f"{text}{one[0]}"),) if one and node is not None else ()
-        marks = [case.mark(say("{name} is a {kind} here", name=text, kind=kind))]
+        marks = [case.mark(say("{name} is of type {kind} here", name=text, kind=kind))]
         marks += made(case, None, node, say("the {kind} came from here", kind=kind))
         names = ", ".join(f"{text}{access}" for access, _ in tensors[:4])
         return self.found(
-            say("{name} is a {kind}, which has no backward(); what it holds has: {fields}.", name=text, kind=kind,
+            say("{name} is of type {kind}, which has no backward(); what it holds has: {fields}.", name=text, kind=kind,
                 fields=names),
             marks,
             Fix(

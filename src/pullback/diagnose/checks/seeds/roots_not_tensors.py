@@ -50,11 +50,15 @@ class NotTensors(Cause):
         shown: Any = given if isinstance(given, dict | nn.Module) else thing
         kind, text = type(shown).__name__, case.text(node) or say("it")
         code, edits = self._fix(case, node, given, thing)
-        marks = [case.mark(say("a {kind} is given here", kind=kind)), *made(case, None, node, say("it was made here"))]
+        marks = [
+            case.mark(say("an object of type {kind} is given here", kind=kind)),
+            *made(case, None, node, say("it was made here")),
+        ]
         return self.found(
-            say("{name} is a {kind}; autograd takes a tensor, or a flat list of them.", name=text, kind=kind)
+            say("{name} is of type {kind}; autograd takes a tensor, or a flat list of them.", name=text, kind=kind)
             if shown is given
-            else say("Item {number} of {name} is a {kind}; autograd takes tensors only.", number=number, name=text,
+            else say("Item {number} of {name} is of type {kind}; "
+                          "autograd takes tensors only.", number=number, name=text,
                      kind=kind),
             marks,
             Fix(say("Give the tensors themselves."), code, edits, "high" if edits else "medium"),

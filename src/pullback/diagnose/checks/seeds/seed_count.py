@@ -34,7 +34,7 @@ class SeedCount(Cause):
             return None
         count, given = len(asked.roots), len(asked.seeds)
         node = seeds_written(case)
-        marks = [case.mark(say("{count} outputs, {given} seeds", count=count, given=given))]
+        marks = [case.mark(say("outputs: {count}, seeds: {given}", count=count, given=given))]
         marks += made(case, None, node, say("the seeds were made here"))
         text, edits = self._fix(case, node)
         return self.found(
@@ -66,6 +66,8 @@ class SeedCount(Cause):
             else:
                 return "", ()
         text = f"[{', '.join(seeds)}]"
+        if node is not None and not listed and given:
+            return "", ()  # which seed belongs to which output cannot be told
         if node is None or not listed or given > len(all_pairs):
             return text, ()
         return text, (case.site.source.replaced(node, text),)

@@ -20,8 +20,8 @@ class SeedDtype(Cause):
     A seed weights the directions in which an output can change: a complex output has two for each element. Torch
     converts between float32 and float64 by itself, but not between real and complex.
 
-    Write ``torch.ones_like(y)``, or ``seed.to(y.dtype)``; a complex seed for a real output is usually a mistake of the
-    output: was its real part (``y.real``, ``y.abs()``) taken too early?
+    Write ``torch.ones_like(y)``, or ``seed.to(y.dtype)``; a complex seed for a real output is usually a mistake of
+    the output: was it made real too early (``y.real``, ``y.abs()``)?
     """
 
     code = "PB110"

@@ -40,10 +40,10 @@ class SeedNotTensor(Cause):
         edits: tuple[Edit, ...] = ()
         if text and pair.seed_written is not None:
             edits = (case.site.source.replaced(pair.seed_written, text),)
-        marks: list[Mark] = [case.mark(say("the seed is a {kind}", kind=kind))]
+        marks: list[Mark] = [case.mark(say("the seed is of type {kind}", kind=kind))]
         marks += made(case, None, pair.seed_written, say("the seed was made here"))
         return self.found(
-            say("The seed of {name} is a {kind}; torch takes tensors only.", name=name, kind=kind),
+            say("The seed of {name} is of type {kind}; torch takes tensors only.", name=name, kind=kind),
             marks,
             Fix(
                 say("Make it a tensor of the dtype and device of {name}.", name=name),

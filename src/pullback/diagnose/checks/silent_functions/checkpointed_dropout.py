@@ -44,10 +44,10 @@ class CheckpointedDropout(Fault):
     ) -> None:
         if call.spot is None or torch._C._current_graph_task_id() != -1 or _is_off(call.name, args, kwargs):
             return
-        frame = _checkpoint(sys._getframe(1))
+        frame, caller = _checkpoint(sys._getframe(1))
         if frame is None or variables(frame).get("preserve_rng_state") is not False:
             return
-        asked = spot_of(frame)
+        asked = spot_of(caller)
         marks = [asked.mark(say("preserve_rng_state=False is said here"))] if asked is not None else []
         marks.append(call.spot.mark(say("random numbers are drawn here, and again in the backward")))
         audit.report(
@@ -97,16 +97,16 @@ def _is_off(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool
     return not chance or not training
 
 
-def _checkpoint(frame: FrameType | None) -> FrameType | None:
-    """The frame of torch's checkpoint that runs its function now, if any does."""
+def _checkpoint(frame: FrameType | None) -> tuple[FrameType | None, FrameType | None]:
+    """The frame of torch's checkpoint that runs its function now, if any does, and one that its caller is behind."""
     for _ in range(DEPTH):
         if frame is None:
-            return None
+            return None, None
         code = frame.f_code
         if code.co_filename.endswith("utils/checkpoint.py") and "preserve_rng_state" in code.co_varnames:
-            return frame
+            return frame, frame
         if code.co_filename.endswith("utils/checkpoint.py") and code.co_name == "checkpoint":
             generator = variables(frame).get("gen")
-            return getattr(generator, "gi_frame", None)
+            return getattr(generator, "gi_frame", None), frame
         frame = frame.f_back
-    return None
+    return None, None

@@ -6,7 +6,7 @@ import ast
 import copy
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from pullback.diagnose.audit import Audit
-from pullback.diagnose.check import Fault
+from pullback.diagnose.evidence.functions.watched import OfFunctions
 from pullback.diagnose.evidence.gradchecks import method_of
 from pullback.diagnose.evidence.transforms import Defined
 from pullback.diagnose.evidence.verdicts import random_calls
-from pullback.diagnose.recorders.functions import Application, Functions
-from pullback.diagnose.recorders.tape import Call
+from pullback.diagnose.recorders.functions import Application
 from pullback.diagnose.values import Fix
 from pullback.language import say
 
@@ -31,7 +30,7 @@ EFFECTS = frozenset(
 )
 
 
-class BackwardOfFunction(Fault):
+class BackwardOfFunction(OfFunctions):
     """The ``backward`` of a custom ``autograd.Function`` gives other values than differences of its ``forward``.
 
     At the first calls of each Function its forward is run again, on copies in float64, a little to both sides along a
@@ -47,38 +46,18 @@ class BackwardOfFunction(Fault):
 
     code = "PBA902"
     title = "The backward of a custom Function does not agree with its forward."
-    level = "strict"
-    hears = frozenset({"*"})
 
-    def __init__(self) -> None:
-        self._functions: Functions | None = None
-        self._audit: Audit | None = None
-        self._told: set[type] = set()
-
-    def after_call(
-        self, audit: Audit, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
-    ) -> None:
-        if self._functions is None and audit.level == "strict":
-            self._audit = audit
-            self._functions = Functions(self._called)
-            self._functions.start()
-
-    def at_end(self, audit: Audit) -> None:
-        if self._functions is not None:
-            self._functions.stop()
-
-    def _called(self, kind: type, application: Application) -> None:
-        audit = self._audit
-        if audit is None or audit.over or kind in self._told or not _safe(kind):
-            return
+    def applied(self, audit: Audit, kind: type, application: Application) -> bool:
+        if not _safe(kind):
+            return False
         with _undisturbed():
             try:
                 differences = list(_compared(application))
             except Exception:  # it does not run in float64, or not alone: nothing can be said
-                return
-        for each in differences[:1]:
-            self._told.add(kind)
-            self._tell(audit, kind, application, each)
+                return False
+        if differences:
+            self._tell(audit, kind, application, differences[0])
+        return bool(differences)
 
     def _tell(self, audit: Audit, kind: type, application: Application, found: Difference) -> None:
         method = method_of(kind, "backward")

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pullback.diagnose.audit import Audit
-from pullback.diagnose.check import Fault
+from pullback.diagnose.evidence.functions.watched import OfFunctions
 from pullback.diagnose.evidence.gradchecks import method_of
 from pullback.diagnose.evidence.transforms import Defined
-from pullback.diagnose.recorders.functions import Application, Functions
-from pullback.diagnose.recorders.tape import Call
+from pullback.diagnose.recorders.functions import Application
 from pullback.diagnose.values import Edit, Fix
 from pullback.language import say
 
 
-class InputChanged(Fault):
+class InputChanged(OfFunctions):
     """The ``forward`` of a custom ``autograd.Function`` changed its input in place, and autograd was not told.
 
     Whoever holds the input finds other values in it, while its graph still says how the old values came about: every
@@ -32,30 +29,8 @@ class InputChanged(Fault):
 
     code = "PBA903"
     title = "The forward of a custom Function changed an input in place without ctx.mark_dirty."
-    level = "strict"
-    hears = frozenset({"*"})
 
-    def __init__(self) -> None:
-        self._functions: Functions | None = None
-        self._audit: Audit | None = None
-        self._told: set[type] = set()
-
-    def after_call(
-        self, audit: Audit, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
-    ) -> None:
-        if self._functions is None and audit.level == "strict":
-            self._audit = audit
-            self._functions = Functions(self._called)
-            self._functions.start()
-
-    def at_end(self, audit: Audit) -> None:
-        if self._functions is not None:
-            self._functions.stop()
-
-    def _called(self, kind: type, application: Application) -> None:
-        audit = self._audit
-        if audit is None or audit.over or kind in self._told:
-            return
+    def applied(self, audit: Audit, kind: type, application: Application) -> bool:
         returned = {id(each) for each in application.outputs}
         for at, (given, before) in enumerate(zip(application.given, application.before, strict=True)):
             if not isinstance(given, Tensor) or id(given) in returned:
@@ -63,9 +38,9 @@ class InputChanged(Fault):
             with torch.no_grad():
                 same = given.shape == before.shape and bool(torch.equal(given.nan_to_num(), before.nan_to_num()))
             if not same:
-                self._told.add(kind)
                 self._tell(audit, kind, application, at)
-                return
+                return True
+        return False
 
     def _tell(self, audit: Audit, kind: type, application: Application, at: int) -> None:
         forward = method_of(kind, "forward")

@@ -46,7 +46,7 @@ class NothingToTrain(Cause):
         if case.call is not None and case.call.args and case.site is not None:
             edits = (case.site.source.replaced(case.call, case.text(case.call.args[0])),)
         cause = (
-            say("All {count} parameters of this {kind} are frozen.", count=count, kind=type(module).__name__)
+            say("All parameters of this {kind} ({count}) are frozen.", count=count, kind=type(module).__name__)
             if count
             else say("This {kind} has no parameters.", kind=type(module).__name__)
         )

@@ -42,7 +42,7 @@ class ScalerSawNothing(Cause):
             fix = say("Call scaler.scale(loss).backward().")
         elif listed and len(without) == len(listed):
             cause = say(
-                "None of the {count} parameters of this optimizer has a gradient ({names} ...).",
+                "None of the parameters of this optimizer ({count}) has a gradient ({names} ...).",
                 count=len(listed),
                 names=", ".join(without[:3]),
             )

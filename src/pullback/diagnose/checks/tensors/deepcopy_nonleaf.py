@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.absent.parameters import sources_of
-from pullback.diagnose.evidence.definitions import mark_node
+from pullback.diagnose.evidence.definitions import MAKERS, called, mark_node
 from pullback.diagnose.evidence.source import Source
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -43,11 +43,14 @@ class DeepcopyNonleaf(Cause):
         if holder is not None:
             name = holder[0]
             places = [(source, node) for source in sources_of(case) for node in _kept(source, holder[1])]
+            places = [each for each in places if called(each[1]) not in MAKERS] or places
             for source, node in places[:3]:
                 marks.append(mark_node(source, node, say("{name} is kept here", name=name)))
             read = any(_is_read(source, holder[1]) for source in sources_of(case))
             statement = case.site.statement
-            if read and statement is not None and len(case.frames) == 1 and holder[0].replace(".", "").isidentifier():
+            first = holder[0].partition(".")[0]
+            known = first in case.site.local or first in case.site.module
+            if read and statement is not None and known and holder[0].replace(".", "").isidentifier():
                 # What reads it may need its history: only the copy goes without.
                 edits = (case.site.source.inserted_before(statement, f"{name} = {name}.detach()"),)
             elif len(places) == 1 and not read:
@@ -61,7 +64,8 @@ class DeepcopyNonleaf(Cause):
                 name = case.text(given)
                 edits = (case.site.source.replaced(given, f"{name}.detach()"),)
         made = case.line_of(tensor.grad_fn)
-        if made is not None:
+        told = {(each.place.file, each.place.line) for each in marks[1:]}
+        if made is not None and (made.file, made.line) not in told:
             marks.append(case.mark_at(made, say("{name} was computed here", name=name)))
         node_name = tensor.grad_fn.name() if tensor.grad_fn is not None else "?"
         return self.found(

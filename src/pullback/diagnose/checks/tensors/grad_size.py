@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
+
 from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.absent.assigned import assigned, fix_of, like, marks_of
+from pullback.diagnose.evidence.definitions import called
 from pullback.diagnose.values import Diagnosis
 from pullback.language import say
 
@@ -30,6 +34,9 @@ class GradSize(Cause):
         text = like(case, found)
         if not text and isinstance(value, Tensor) and value.numel() == found.tensor.numel():
             text = f"{found.text}.reshape({found.name}.shape)"
+        stacked = _is_stacked(value, found.tensor, found.node, case.message)
+        if stacked:
+            text = f"{found.text}.mean(0)"
         return self.found(
             say(
                 "{name} has shape {shape}; its gradient has to have the same shape.",
@@ -37,7 +44,15 @@ class GradSize(Cause):
                 shape=tuple(found.tensor.shape),
             ),
             marks_of(case, found),
-            fix_of(case, found, say("Give the gradient the shape of the tensor."), text, sure=True),
+            fix_of(
+                case,
+                found,
+                say("Reduce the stacked gradients to one: their mean, or their sum.")
+                if stacked
+                else say("Give the gradient the shape of the tensor."),
+                text,
+                sure=not stacked,
+            ),
             tensors=[case.subject(found.tensor, "leaf", found.name)],
         )
 
@@ -56,3 +71,12 @@ class GradSize(Cause):
         layer = torch.nn.Linear(3, 2)
         flat = torch.zeros(6)
         layer.weight.grad = flat.view_as(layer.weight)
+
+
+def _is_stacked(value: object, tensor: Tensor, node: ast.expr, message: str) -> bool:
+    """Whether several gradients of a tensor were stacked: its shape with one dimension in front."""
+    told = re.search(r"of size '\[([\d, ]+)\]'", message)
+    sizes = [int(each) for each in told.group(1).split(",")] if told else []
+    if isinstance(value, Tensor):
+        sizes = list(value.shape)
+    return called(node) == "stack" and sizes[1:] == list(tensor.shape)

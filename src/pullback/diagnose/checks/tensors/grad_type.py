@@ -30,7 +30,7 @@ class GradType(Cause):
             text = "None" if value == 0 else f"torch.full_like({found.name}, {found.text})"
         return self.found(
             say(
-                "A {kind} was assigned to {name}.grad; a gradient is a tensor, or None.",
+                "An object of type {kind} was assigned to {name}.grad; a gradient is a tensor, or None.",
                 name=found.name,
                 kind=type(value).__name__ if value is not None else say("value"),
             ),

@@ -40,16 +40,22 @@ class NumpyFunction(Cause):
         node: ast.expr | None = call or site.node
         code, edits, sure = self._fix(case, node)
         tensors = self._tensors(case, node)
-        name = case.text(tensors[0][0]) if tensors else say("the argument")
+        listed = self._listed(case, node)
+        name = case.text(tensors[0][0]) if tensors else case.text(listed) if listed else say("The argument")
         marks = [case.mark(say("{name} is turned into an array here", name=name))]
         if tensors:
             marks += made(case, tensors[0][1], tensors[0][0], say("{name} was made here", name=name))
         return self.found(
-            say("{name} requires grad; this converts it into an array of NumPy, which has no gradient.", name=name),
+            say("{name} holds tensors that require grad; this converts them into an array of NumPy, which has no "
+                "gradient.", name=name)
+            if listed is not None and not tensors
+            else say(
+                "{name} requires grad; this converts it into an array of NumPy, which has no gradient.", name=name
+            ),
             marks,
             Fix(
                 say("Use the function of torch; or, if no gradient is needed, pass it without its history: detach()."),
-                code or f"{name}.detach()", edits, sure,
+                code or (f"{case.text(tensors[0][0])}.detach()" if tensors else ""), edits, sure,
             ),
             tensors=[case.subject(tensor, "tensor", case.text(each)) for each, tensor in tensors[:2]],
         )  # fmt: skip
@@ -63,6 +69,18 @@ class NumpyFunction(Cause):
                 if issubclass(type(thing), Tensor) and thing.requires_grad:
                     found.setdefault(id(thing), (each, thing))
         return list(found.values())
+
+    @staticmethod
+    def _listed(case: Case, node: ast.expr | None) -> ast.expr | None:
+        """The argument that is a list of tensors, one of which requires grad."""
+        if not isinstance(node, ast.Call) or case.site is None:
+            return None
+        for each in node.args:
+            thing: Any = case.site.evaluated(each)
+            items = list(thing) if type(thing) in (list, tuple) else []
+            if items and all(issubclass(type(item), Tensor) for item in items) and any(x.requires_grad for x in items):
+                return each
+        return None
 
     def _fix(self, case: Case, node: ast.expr | None) -> tuple[str, tuple[Edit, ...], Confidence]:
         assert case.site is not None
@@ -79,6 +97,9 @@ class NumpyFunction(Cause):
         if self._is_numpy(case, node) and name not in OTHER and callable(getattr(torch, name, None)):
             edits = (source.replaced(node.func, f"torch.{name}"),)
             return source.code(*edits), edits, "high"
+        if (listed := self._listed(case, node)) is not None:
+            edits = (source.replaced(listed, f"[each.detach() for each in {source.text(listed)}]"),)
+            return source.code(*edits).strip(), edits, "high"
         given = [(each, case.site.evaluated(each)) for each in node.args]
         wanted = [each for each, thing in given if issubclass(type(thing), Tensor) and thing.requires_grad]
         if not wanted and len(node.args) == 1 and isinstance(node.args[0], ast.Call | ast.BinOp):

@@ -21,9 +21,9 @@ MEANS = ("MeanBackward", "NllLoss", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberL
 class NotDivided(Fault):
     """Gradients of several micro-batches were added, each of a mean, without dividing by their number.
 
-    The mean over a whole batch is the mean of the means of its parts. Accumulating the gradients of ``k`` parts adds
-    them up, so the gradient is ``k`` times that of the whole batch, as if the learning rate were ``k`` times larger
-    (and gradient clipping meets the larger norm).
+    The mean over a whole batch is the mean of the means of its parts, where these are of one size. Accumulating the
+    gradients of ``k`` parts adds them up, so the gradient is ``k`` times that of the whole batch, as if the learning
+    rate were ``k`` times larger (and gradient clipping meets the larger norm).
 
     Divide the loss of each part: ``(loss / k).backward()``. Losses that are sums (``reduction="sum"``) need no
     division. A normalizing optimizer such as Adam hides the factor, weight decay and clipping do not.

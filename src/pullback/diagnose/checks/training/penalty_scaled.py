@@ -20,9 +20,9 @@ SCALES = frozenset({"get_scale", "_scale"})
 class PenaltyScaled(Fault):
     """``torch.autograd.grad`` of a scaled loss returns scaled gradients, and nothing took the factor off.
 
-    ``scaler.scale(loss)`` multiplies the loss by the scaler's factor. ``scaler.step()`` undoes that for ``.grad``, but
-    what ``torch.autograd.grad`` returns stays multiplied: a gradient penalty of it is larger by the square of the
-    factor.
+    ``scaler.scale(loss)`` multiplies the loss by the scaler's factor. ``scaler.step()`` undoes that for ``.grad``,
+    but what ``torch.autograd.grad`` returns stays multiplied: a penalty ``g.pow(2).sum()`` of it is larger by the
+    square of the factor.
 
     Divide by the factor before use: ``g = g / scaler.get_scale()``; or differentiate the loss itself, unscaled. A
     smaller weight of the penalty does not help: the factor changes while training.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
@@ -28,7 +30,7 @@ class SameGraphTwice(Fault):
 
     def before_backward(self, audit: Audit, backward: Backward) -> None:
         spot = backward.spot
-        if not backward.record.accumulates or not backward.had_grad or spot is None:
+        if not backward.record.accumulates or not backward.had_grad or spot is None or _is_tried(spot):
             return
         for number in root_numbers(backward):
             first = self._roots.get((backward.record.thread, number))
@@ -72,3 +74,9 @@ class SameGraphTwice(Fault):
         w = torch.zeros(2, 2, requires_grad=True)
         loss = (w.t() + 3).sum()
         loss.backward()
+
+
+def _is_tried(spot: Spot) -> bool:
+    """Whether the program expects that it may fail."""
+    node = spot.node or spot.statement
+    return node is not None and any(isinstance(each, ast.Try) for each in spot.source.around(node))

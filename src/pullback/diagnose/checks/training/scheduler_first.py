@@ -16,8 +16,7 @@ class SchedulerFirst(Fault):
     value of the schedule, so that every step uses the rate of the one after it.
 
     Call ``optimizer.step()`` first, then ``scheduler.step()``. With ``GradScaler`` the first steps may be skipped
-    because
-    of overflow; the warning is harmless then and not reported here.
+    because of overflow; the warning is harmless then and not reported here.
     """
 
     code = "PBA112"

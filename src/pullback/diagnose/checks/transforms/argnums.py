@@ -44,7 +44,7 @@ class Argnums(Cause):
             edits = set_keyword(case.site, made, "argnums", str(meant), 1)
         return self.found(
             say(
-                "argnums is {argnums}, but {function} is called with {count} positional arguments, numbered from 0.",
+                "argnums is {argnums}; positional arguments of {function}: {count}, numbered from 0.",
                 argnums=repr(argnums), function=title_of(transform.defined), count=count,
             ),
             [case.mark(say("called here"))],

@@ -10,6 +10,8 @@ from pullback.diagnose.evidence.transforms import FUNC, removed, title_of, trans
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
+PER_SAMPLE = "torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(dict(net.named_parameters()), batch)"
+
 
 class BackwardInside(Cause):
     """``backward()`` was called in a function that ``grad``, ``vjp``, ``jacrev`` or ``vmap`` transforms.
@@ -42,9 +44,16 @@ class BackwardInside(Cause):
             for each in ast.walk(case.site.scope)
         )  # fmt: skip
         edits = (removed(source, statement),) if alone and statement is not None and not reads else ()
+        batched = all(each.name == "vmap" for each in transforms)
         sure = outer.name in {"grad", "grad_and_value"} and bool(edits)
         return self.found(
             say(
+                "{function} runs under vmap, for all samples at once. backward() within it would write to .grad, which "
+                "exists once for all samples and which the transform cannot follow.",
+                function=title_of(outer.defined),
+            )
+            if batched
+            else say(
                 "{function} runs under {transform}, which differentiates it by its arguments. backward() within it "
                 "would write to .grad, which the transform cannot follow.",
                 function=title_of(outer.defined), transform=outer.name,
@@ -52,11 +61,16 @@ class BackwardInside(Cause):
             marks,
             Fix(
                 say(
+                    "Take torch.func.grad of the loss instead, as a function of the parameters (functional_call), and "
+                    "map that by vmap."
+                )
+                if batched
+                else say(
                     "Leave backward() out: the transform gives the gradient. For a derivative within, nest "
                     "torch.func.grad."
                 ),
-                "\n".join(each.text.strip() for each in edits if each.text),
-                edits,
+                PER_SAMPLE if batched else "\n".join(each.text.strip() for each in edits if each.text),
+                () if batched else edits,
                 "high" if sure else "medium",
             ),
             useless=[say("retain_graph=True: the call itself is not allowed here.")],

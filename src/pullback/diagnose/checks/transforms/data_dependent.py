@@ -45,7 +45,8 @@ class DataDependent(Cause):
         marks = [case.mark(say("a value is read here"))]
         if outer.caller is not None and outer.caller is not case.site:
             marks.append(outer.caller.mark(say("vmap runs the function here, for all samples at once")))
-        edits = _mended(case.site)
+        logged = _logged(case.site)
+        edits = () if logged else _mended(case.site)
         return self.found(
             say(
                 "{expression} needs the value of one sample, but {function} runs once for the whole batch under vmap.",
@@ -53,7 +54,11 @@ class DataDependent(Cause):
             ),
             marks,
             Fix(
-                say("Decide with torch.where, and keep numbers as tensors: no .item(), float(), if or boolean mask."),
+                say("Return the value beside the result (has_aux=True for grad), and log it outside of vmap.")
+                if logged
+                else say(
+                    "Decide with torch.where, and keep numbers as tensors: no .item(), float(), if or boolean mask."
+                ),
                 "\n".join(each.text.strip() for each in edits if each.text),
                 edits,
                 "high" if edits else "medium",
@@ -80,6 +85,19 @@ class DataDependent(Cause):
             return torch.where(v.norm() > 1, v / v.norm(), v)
 
         torch.vmap(clipped)(torch.randn(4, 3))
+
+
+def _logged(site: Frame) -> bool:
+    """Whether the value is only printed, or kept in something outside."""
+    node, statement = site.node, site.statement
+    if node is None or not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    func = statement.value.func
+    name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+    return statement.value is not node and name in LOGGING
+
+
+LOGGING = frozenset({"print", "append", "log", "info", "debug", "warning", "write", "add_scalar", "update"})
 
 
 def _mended(site: Frame) -> tuple[Edit, ...]:

@@ -44,7 +44,8 @@ class FunctionalInputs(Cause):
             elif kind == "numpy.ndarray":
                 edits = (case.site.source.replaced(given, f"torch.from_numpy({text})"),)
         return self.found(
-            say("{what} is a {kind}, not a tensor or a tuple of tensors.", what="v" if second else "inputs", kind=kind),
+            say("{what} is of type {kind}, not a tensor or a tuple "
+                "of tensors.", what="v" if second else "inputs", kind=kind),
             [case.mark(say("called here"))],
             Fix(
                 say("Pass one tensor, or a tuple of tensors."),

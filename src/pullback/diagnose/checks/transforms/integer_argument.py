@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pullback.diagnose.case import Case
@@ -23,6 +23,10 @@ from pullback.diagnose.evidence.transforms import (
 from pullback.diagnose.values import Confidence, Diagnosis, Edit, Fix
 from pullback.language import say
 
+INDEXING = frozenset({
+    "embedding", "embedding_bag", "gather", "index_select", "take", "take_along_dim", "one_hot", "nll_loss",
+    "cross_entropy", "scatter", "index_add", "bincount",
+})  # fmt: skip
 FILES = tuple(file for file in NAMES if "gradcheck" not in file and "call" not in file)
 
 
@@ -146,6 +150,12 @@ def _mended(
         edits = set_keyword(site, made, "argnums", text, 1) if made is not None else ()
         chosen: Confidence = "high" if len(others) == 1 and edits else "medium"
         return say("Name the argument to differentiate by: argnums={argnums}.", argnums=text), edits, chosen
+    if isinstance(leaf, Tensor) and (selected := _selected(case, outer, number)):
+        text = say(
+            "Indices have no derivative. Differentiate by what they select: by the weights, or by the vectors that "
+            "{line} gives.", line=selected,
+        )  # fmt: skip
+        return text, (), "medium"
     if given is not None and isinstance(leaf, Tensor) and isinstance(arguments[number], Tensor):
         edit = site.source.replaced(given, f"{wrapped_text(site.source.text(given), given)}.float()")
         return say("Pass a floating point tensor."), (edit,), "medium"
@@ -154,3 +164,29 @@ def _mended(
         (),
         "medium",
     )
+
+
+def _selected(case: Case, outer: Transform, number: int) -> str:
+    """How a function uses its argument as indices: ``emb(tokens)``, ``table[tokens]``; empty if it does not."""
+    where = outer.defined
+    if where is None or case.site is None or number >= len(where.parameters):
+        return ""
+    name = where.parameters[number]
+    for node in ast.walk(where.scope):
+        if isinstance(node, ast.Subscript):
+            inside = any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(node.slice))
+        elif isinstance(node, ast.Call):
+            inside = any(isinstance(each, ast.Name) and each.id == name for each in node.args)
+            inside = inside and _selects(case, node)
+        else:
+            continue
+        if inside:
+            return where.text(node)
+    return ""
+
+
+def _selects(case: Case, call: ast.Call) -> bool:
+    func = call.func
+    last = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+    thing = case.site.evaluated(func) if case.site is not None else None
+    return last in INDEXING or isinstance(thing, nn.Embedding | nn.EmbeddingBag)

@@ -51,11 +51,13 @@ class NoTensorReturned(Cause):
             call = only_call(case.site, ("grad", "grad_and_value"))
             text = say("Say has_aux=True, so that only the first of the two results is differentiated.")
             edits = set_keyword(case.site, call, "has_aux", "True") if call is not None else ()
+        if "must only return" in case.message and not edits:
+            text = say("Return a tensor; with out_dims=None if it is the same for all samples.")
         if kind == "NoneType":
             text = say("Return the result: the function ends without a return.")
         confidence = "high" if edits and kind != "tuple" else "medium"
         return self.found(
-            _told(title_of(where), kind),
+            _told(title_of(where), kind, "user-provided" not in case.message and "must only return" in case.message),
             marks,
             Fix(text, "\n".join(each.text.strip() for each in edits if each.text), edits, confidence),  # type: ignore[arg-type]
             useless=[say("torch.tensor(...) around the number: it has no history, and the gradient is zero.")],
@@ -83,11 +85,18 @@ class NoTensorReturned(Cause):
         torch.func.grad(loss)(torch.zeros(3))
 
 
-def _told(function: str, kind: str) -> str:
+def _told(function: str, kind: str, mapped: bool) -> str:
     if kind == "tuple":
         return say("{function} returns a tuple: which of its parts is to be differentiated?", function=function)
+    if mapped:
+        return say(
+            "{function} returns something of type {kind}. vmap puts the results of all samples together, and can do so "
+            "with tensors only.",
+            function=function,
+            kind=kind,
+        )
     return say(
-        "{function} returns a {kind}, not a tensor: there is nothing left to differentiate.",
+        "{function} returns something of type {kind}, not a tensor: it cannot be differentiated.",
         function=function,
         kind=kind,
     )

@@ -55,12 +55,15 @@ class ParameterNames(Cause):
             ),
             [case.mark(say("functional_call is called here"))],
             Fix(
-                say("Use the names of dict(net.named_parameters()), and replace only what is meant."),
-                "\n".join(each.text.strip() for each in edits if each.text),
+                say("Use the names of dict(net.named_parameters()), and replace only what is meant.")
+                if unknown
+                else say("Give the missing ones too, or leave strict=True out: the module then uses its own."),
+                "\n".join(each.text.strip() for each in edits if each.text) or _renamed(meant),
                 edits,
                 confidence,
             ),
-            useless=[say("strict=False: a misspelt name is then ignored silently.")],
+            useless=[say("strict=False: a misspelt name is then ignored silently.")] if unknown else [],
+            title="" if unknown else say("functional_call was told strict=True, and some parameters are missing."),
         )  # fmt: skip
 
     def _no_dict(self, case: Case) -> Diagnosis:
@@ -171,3 +174,11 @@ def _loosened(
         else:
             outside.append(site.source.replaced(node, text))
     return (edit, *outside), "medium"
+
+
+def _renamed(meant: Mapping[str, str]) -> str:
+    """The line that takes a prefix off all names, if it is one that a wrapper put there."""
+    prefixes = {name.removesuffix(close) for name, close in meant.items() if name.endswith(close)}
+    if len(prefixes) != 1 or not prefixes <= {"module.", "_orig_mod."}:
+        return ""
+    return f'{{name.removeprefix("{prefixes.pop()}"): value for name, value in params.items()}}'

@@ -37,18 +37,27 @@ class RequiresGradInside(Cause):
         if outer.caller is not None and outer.caller is not case.site:
             marks.append(outer.caller.mark(say("{name} transforms the function here", name=outer.name)))
         edits = _without(case.site)
+        batched = all(each.name == "vmap" for each in transforms)
         return self.found(
             say(
+                "{function} runs under vmap, where autograd cannot be told to record: no requires_grad_(), and no "
+                "gradient by autograd.grad or backward().",
+                function=title_of(outer.defined),
+            )
+            if batched
+            else say(
                 "{function} runs under {transform}: what it is differentiated by are its arguments. A tensor made "
                 "within cannot become one of them by requires_grad_().",
                 function=title_of(outer.defined), transform=outer.name,
             ),
             marks,
             Fix(
-                say("Leave requires_grad_() out; if the gradient by this tensor is wanted, make it an argument."),
+                say("Leave requires_grad_() out, and take torch.func.grad of the inner function.")
+                if batched
+                else say("Leave requires_grad_() out; if the gradient by this tensor is wanted, make it an argument."),
                 "\n".join(each.text.strip() for each in edits if each.text),
                 edits,
-                "high" if edits else "medium",
+                "high" if edits and not batched else "medium",
             ),
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ CUTS = frozenset(
 
 
 class StrictIndependent(Cause):
-    """With ``strict=True``, ``torch.autograd.functional`` refuses a derivative that is zero as nothing depends on it.
+    """With ``strict=True``, ``torch.autograd.functional`` refuses outputs that do not depend on an input.
 
     Either an output is computed without the input (or the way to it is cut by ``detach()``, ``.item()``, ``.data``,
     ``torch.tensor(...)`` or ``no_grad``), or the function is linear, and its second derivative is asked for.

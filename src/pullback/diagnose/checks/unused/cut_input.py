@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.absent.inputs import unused_input
+from pullback.diagnose.checks.freed.once_differentiable import OnceDifferentiable
+from pullback.diagnose.evidence.absent.inputs import reads_values, unused_input
+from pullback.diagnose.evidence.cuts.cause import left_out
+from pullback.diagnose.evidence.definitions import called
 from pullback.diagnose.recorders.tape import Call
-from pullback.diagnose.values import Diagnosis, Fix
+from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
 
@@ -27,7 +32,7 @@ class CutInput(Cause):
     def diagnose(self, case: Case) -> Diagnosis | None:
         found = unused_input(case)
         cut = self._cut(case)
-        if found is None or cut is None or cut.spot is None:
+        if found is None or cut is None or cut.spot is None or OnceDifferentiable().diagnose(case) is not None:
             return None
         name = case.text(found.written) or case.name_of(found.tensor) or say("the input")
         why = (
@@ -35,11 +40,24 @@ class CutInput(Cause):
             if not cut.grad
             else say("the path ends here: {call}", call=cut.name)
         )
+        node = cut.spot.node
+        edits: tuple[Edit, ...] = ()
+        if called(node) == "detach" and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            edits = left_out(cut.spot.source, node, node.func.value)
         return self.found(
             say("The output was computed from {name}, but {call} passes its value on without a path for the gradient.",
                 name=name, call=cut.name),
             [case.mark(say("the gradient by {name} is asked for here", name=name)), cut.spot.mark(why)],
-            Fix(say("Compute this part with gradients: outside no_grad, without detach()."), cut.spot.text, (), "low"),
+            Fix(
+                say("Leave this line out.")
+                if edits and edits[0].text is None
+                else say("Leave out detach() here.")
+                if edits
+                else say("Compute this part with gradients: outside no_grad, without detach()."),
+                cut.spot.source.code(*edits).strip() if edits else cut.spot.text,
+                edits,
+                "medium" if edits else "low",
+            ),
             tensors=[case.subject(found.tensor, "input", name)],
             useless=[say("allow_unused=True: the gradient is None then")],
         )  # fmt: skip
@@ -53,7 +71,7 @@ class CutInput(Cause):
         for call in case.tape.history(*case.values):
             used = [value for value in call.inputs if value.tensor() is found.tensor]
             ends = bool(call.outputs) and not any(value.requires_grad for value in call.outputs)
-            if used and used[0].requires_grad and ends:
+            if used and used[0].requires_grad and ends and reads_values(call, found.tensor):
                 return call
         return None
 

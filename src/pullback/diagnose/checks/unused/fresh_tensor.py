@@ -7,7 +7,7 @@ import ast
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.absent.inputs import Unused, unused_input
-from pullback.diagnose.evidence.definitions import definitions, made
+from pullback.diagnose.evidence.definitions import called, definitions, made
 from pullback.diagnose.evidence.seeds.roots import is_simple
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -47,11 +47,18 @@ class FreshTensor(Cause):
             marks,
             Fix(
                 say("Differentiate by the tensor that was used, and take the part of the gradient."),
-                code, edits, "high" if edits else "medium",
+                code, edits, "high" if edits and not self._again(case) else "medium",
             ),
             tensors=[case.subject(found.tensor, "input", name)],
             useless=[say("allow_unused=True: the gradient is None then")],
         )  # fmt: skip
+
+    @staticmethod
+    def _again(case: Case) -> bool:
+        """Whether the function asks for other gradients too, which may fail alike."""
+        assert case.site is not None
+        calls = [each for each in ast.walk(case.site.scope) if isinstance(each, ast.Call) and called(each) == "grad"]
+        return len(calls) > 1
 
     @staticmethod
     def _fix(case: Case, found: Unused) -> tuple[str, tuple[Edit, ...]]:
@@ -66,12 +73,13 @@ class FreshTensor(Cause):
         if node is None or base is None or not is_simple(base) or case.call is None or found.written is None:
             return "torch.autograd.grad(loss, x)[0][...]", ()
         whole, inner = source.text(base), source.text(node)
-        call = case.text(case.call)
-        written = source.text(found.written)
-        if not found.alone or call.count(written) != 1 or not inner.startswith(whole):
+        call, first = case.call, found.written
+        if not found.alone or not inner.startswith(whole) or call.lineno != call.end_lineno:
             return f"torch.autograd.grad(loss, {whole})[0]{inner[len(whole) :]}", ()
-        text = f"({call.replace(written, whole)}[0]{inner[len(whole) :]},)"
-        return text, (source.replaced(case.call, text),)
+        line = source.lines[call.lineno - 1].encode()
+        before, after = line[call.col_offset : first.col_offset], line[first.end_col_offset : call.end_col_offset]
+        text = f"({before.decode()}{whole}{after.decode()}[0]{inner[len(whole) :]},)"
+        return text, (source.replaced(call, text),)
 
     @staticmethod
     def bad():

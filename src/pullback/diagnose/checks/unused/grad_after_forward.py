@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 
+from torch import Tensor
+
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.absent.inputs import root_line, switched_on, unused_input
+from pullback.diagnose.evidence.absent.inputs import reads_values, root_line, switched_on, unused_input
 from pullback.diagnose.evidence.definitions import Scene, called, definitions, mark_node, own_statements
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.language import say
@@ -66,11 +68,13 @@ class GradAfterForward(Cause):
         )  # fmt: skip
 
     @staticmethod
-    def _recorded(case: Case, tensor: object) -> Mark | None:
+    def _recorded(case: Case, tensor: Tensor) -> Mark | None:
         """Where a recorded computation of the root read the tensor while it did not require grad."""
         if case.tape is None or not case.values:
             return None
         for call in case.tape.history(*case.values):
+            if any(value.tensor() is tensor for value in call.outputs) or not reads_values(call, tensor):
+                continue  # what switches it on: x.requires_grad_()
             for value in call.inputs:
                 if value.tensor() is tensor and not value.requires_grad and call.spot is not None:
                     return call.spot.mark(say("it was used here, when it did not require grad"))

@@ -49,14 +49,20 @@ class InputWithoutGrad(Cause):
             marks.append(last.mark(say("{name} was made here, without requires_grad", name=name)))
             plain = isinstance(last.value, ast.Name | ast.Call | ast.Attribute | ast.Subscript)
             text = last.text if plain else f"({last.text})"
-            if last.whole and (tensor.is_floating_point() or tensor.is_complex()):
+            numbers = tensor.is_floating_point() or tensor.is_complex()
+            if last.whole and numbers:
                 edits = (last.scene.source.replaced(last.value, f"{text}.requires_grad_()"),)
+            elif numbers and isinstance(last.statement, ast.Assign):
+                targets = [each for target in last.statement.targets for each in ast.walk(target)]
+                mine = [each for each in targets if isinstance(each, ast.Name) and last.scene.evaluated(each) is tensor]
+                switch = [f"{each.id}.requires_grad_()" for each in mine]
+                edits = tuple(last.scene.source.inserted_after(last.statement, each) for each in switch[:1])
         return self.found(
             say("{name} does not require grad, so nothing was recorded about it.", name=name),
             marks,
             Fix(
                 say("Let it require grad before the output is computed."),
-                case.site.source.code(*edits) or f"{name}.requires_grad_()    # before the forward pass",
+                case.site.source.code(*edits).strip() or f"{name}.requires_grad_()    # before the forward pass",
                 edits,
                 "high" if edits else "medium",
             ),

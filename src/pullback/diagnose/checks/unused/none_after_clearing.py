@@ -5,7 +5,7 @@ from __future__ import annotations
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.absent.values import cleared, last_pass, none_gradient, reached, root_alive
-from pullback.diagnose.evidence.definitions import Scene, mark_node
+from pullback.diagnose.evidence.definitions import mark_node
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -30,7 +30,8 @@ class NoneAfterClearing(Cause):
             return None
         if not found.tensor.is_leaf or not found.tensor.requires_grad:
             return None
-        root, statement = root_alive(case, ran), cleared(case)
+        root = root_alive(case, ran)
+        frame, statement = cleared(case)
         came = root is not None and id(found.tensor) in reached([root])
         if not came and (root is not None or statement is None):
             return None
@@ -40,12 +41,12 @@ class NoneAfterClearing(Cause):
             marks.append(ran.spot.mark(say("the gradient was made here")))
         edits: tuple[Edit, ...] = ()
         source = case.site.source
-        scene = Scene.of(case.site, len(case.frames) - 1)
-        if statement is not None:
-            marks.append(mark_node(source, statement, say("and cleared here"), scene.function))
+        if statement is not None and frame is not None:
+            source = frame.source
+            marks.append(mark_node(source, statement, say("and cleared here"), frame.place.function))
             backward = source.statement_at(ran.spot.line) if ran.spot is not None else None
             same = backward is not None and source.parent(backward) is source.parent(statement)
-            if same and backward is not None and ran.spot is not None and ran.spot.file == case.site.file:
+            if same and backward is not None and ran.spot is not None and ran.spot.file == source.file:
                 edits = (
                     source.inserted_before(backward, source.text(statement)),
                     Edit(source.file, statement.lineno, statement.end_lineno or statement.lineno, None),

@@ -49,7 +49,8 @@ class NoneOfNonleaf(Cause):
             marks.append(step.mark(what))
         else:
             marks += made(case, found.tensor, found.owner, what)
-        code, edits = self._fix(case, found, step, rebound=rebound)
+        update = rebound and step is not None and _is_update(step)
+        code, edits = self._fix(case, found, step, update=update)
         cause = (
             say(
                 "{name} is no leaf any more: the assignment made a new tensor ({node}) computed from the old {name}. "
@@ -65,6 +66,8 @@ class NoneOfNonleaf(Cause):
         )  # fmt: skip
         text = (
             say("Change the leaf in place under no_grad, and clear its gradient.")
+            if update
+            else say("Keep the gradient of the new tensor with retain_grad(), or read that of the leaf.")
             if rebound
             else say("Make the leaf last, or keep the gradient with retain_grad() before backward().")
         )
@@ -77,15 +80,13 @@ class NoneOfNonleaf(Cause):
         )
 
     @staticmethod
-    def _fix(
-        case: Case, found: NoneGradient, step: Definition | None, *, rebound: bool
-    ) -> tuple[str, tuple[Edit, ...]]:
+    def _fix(case: Case, found: NoneGradient, step: Definition | None, *, update: bool) -> tuple[str, tuple[Edit, ...]]:
         name = case.text(found.owner)
         if step is None:
             return f"{name}.retain_grad()    # before backward()", ()
         source = step.scene.source
         edits: tuple[Edit, ...] = ()
-        if rebound and isinstance(step.statement, ast.Assign):
+        if update and isinstance(step.statement, ast.Assign):
             edits = (in_place(source, step.statement, name),)
         elif fresh_leaf_inside(step.value):
             edits = (source.replaced(step.value, as_leaf(source, step.value)),)
@@ -130,6 +131,16 @@ def _refers(step: Definition, name: str) -> bool:
         for each in ast.walk(step.value)
         if isinstance(each, ast.Name | ast.Attribute)
     )
+
+
+def _is_update(step: Definition) -> bool:
+    """Whether an assignment steps along a gradient: ``w = w - lr * w.grad``, ``w = w - lr * g``."""
+    words = [
+        each.attr if isinstance(each, ast.Attribute) else each.id
+        for each in ast.walk(step.value)
+        if isinstance(each, ast.Attribute | ast.Name)
+    ]
+    return any(word == "g" or "grad" in word for word in words)
 
 
 def in_place(source: Source, statement: ast.Assign, name: str) -> Edit:

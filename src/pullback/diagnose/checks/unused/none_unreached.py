@@ -40,7 +40,7 @@ class NoneUnreached(Cause):
         root = root_alive(case, ran)
         if root is not None and id(leaf) in reached([root]):
             return None  # the gradient came, and was cleared
-        if root is None and cleared(case) is not None:
+        if root is None and cleared(case)[1] is not None:
             return None
         name, source = case.name_of(leaf) or case.text(found.owner), case.site.source
         grad = case.text(found.written)

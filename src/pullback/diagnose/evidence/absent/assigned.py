@@ -49,7 +49,7 @@ def assigned(case: Case) -> Assigned | None:
 def marks_of(case: Case, found: Assigned) -> list[Mark]:
     """The failing line, the value's and the tensor's."""
     marks = [case.mark(say("the gradient of {name} is set here", name=found.name))]
-    marks += made(case, None, found.owner, say("{name} was made here", name=found.name))
+    marks += made(case, None, found.owner, say("{name} comes from here", name=found.name))
     return marks + made(case, None, found.node, say("the value was made here"))
 
 

@@ -15,14 +15,25 @@ from pullback.diagnose.evidence.definitions import (
     Definition,
     Scene,
     called,
+    calls_in,
     definitions,
     followed,
     function_of,
+    mark_node,
     own_statements,
 )
 from pullback.diagnose.evidence.source import source_of
+from pullback.diagnose.recorders.tape import Call
+from pullback.diagnose.values import Mark
 
 MOST = 60
+# What a call takes of a tensor here is its shape, dtype or device; of the last ones, that of the second argument.
+LIKE = frozenset({
+    "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros",
+    "new_ones", "new_empty", "new_full", "new_tensor", "new_empty_strided",
+})  # fmt: skip
+AS = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to", "resize_as_"})
+SWITCHES = frozenset({"set requires_grad", "requires_grad_"})
 
 
 @dataclass(frozen=True)
@@ -84,11 +95,13 @@ def is_reached(tensor: Tensor, nodes: set[Any]) -> bool:
 
 def root_line(case: Case) -> int:
     """The line of the failing function in which the output was computed; 0 if it is computed elsewhere."""
-    found = definitions(case, case.root)
-    site = case.site
-    if not found or site is None or found[0].scene.source.file != site.file:
+    site, root = case.site, case.root
+    if site is None or root is None:
         return 0
-    return found[0].value.lineno if found[0].scene.frame is not None else 0
+    parts = [root] if definitions(case, root) else [each for each in ast.walk(root) if isinstance(each, ast.Name)]
+    firsts = [found[0] for each in parts if (found := definitions(case, each))]
+    lines = [each.value.lineno for each in firsts if each.scene.source.file == site.file and each.scene.frame]
+    return max(lines, default=0)
 
 
 def mentions(case: Case, name: str) -> bool | None:
@@ -130,7 +143,7 @@ def _opaque(scene: Scene, call: ast.Call) -> bool:
 
 def switched_on(case: Case, name: str, line: int) -> ast.stmt | None:
     """The statement after a line, and before the failing one, that makes a tensor of this name require grad."""
-    if case.site is None:
+    if case.site is None or not line:
         return None
     scene = Scene.of(case.site, len(case.frames) - 1)
     for statement in own_statements(scene.scope):
@@ -161,3 +174,40 @@ def defined_after(case: Case, node: ast.expr | None, line: int) -> Definition | 
     first = found[0]
     here = first.scene.source.file == case.site.file and first.scene.frame is case.site
     return first if here and first.statement.lineno > line else None
+
+
+def reads_values(call: Call, tensor: Tensor) -> bool:
+    """Whether a call takes the values of a tensor, rather than its shape or a flag of it."""
+    if call.name in LIKE or call.name in SWITCHES:
+        return False
+    return not (call.name in AS and call.inputs and call.inputs[0].tensor() is not tensor)
+
+
+def derivative_mark(case: Case, found: Unused, what: str) -> Mark | None:
+    """The line of the earlier ``torch.autograd.grad`` by the same input that the output was computed from.
+
+    The tape knows it. Without one it is read in the source, and whether it was by the same input is not known.
+    """
+    if case.tape is not None and case.values:
+        for call in case.tape.history(*case.values):
+            mine = any(value.tensor() is found.tensor and value.requires_grad for value in call.inputs)
+            if call.name == "grad" and call.spot is not None and mine:
+                return call.spot.mark(what) if any(value.requires_grad for value in call.outputs) else None
+        return None
+    if case.site is None or case.root is None or not any(each.create_graph for each in case.passes[:-1]):
+        return None
+    waiting: list[tuple[Scene, ast.expr]] = [(Scene.of(case.site, len(case.frames) - 1), case.root)]
+    seen: set[tuple[str, int, int]] = set()
+    while waiting and len(seen) <= MOST:
+        scene, node = waiting.pop(0)
+        key = (scene.source.file, node.lineno, node.col_offset)
+        if key in seen:
+            continue
+        seen.add(key)
+        asking = next(calls_in(node, lambda each: called(each) == "grad"), None)
+        if asking is not None and asking.args:
+            return mark_node(scene.source, asking, what, scene.function)
+        for each in ast.walk(node):
+            if isinstance(each, ast.Name | ast.Call):
+                waiting += [(step.scene, step.value) for step in followed(case, scene, each)]
+    return None

@@ -171,19 +171,20 @@ def root_alive(case: Case, made: Pass) -> Tensor | None:
     return None
 
 
-def cleared(case: Case) -> ast.stmt | None:
-    """A ``zero_grad()`` between the last backward and the failing line, in the same function, as the source has it."""
-    site = case.site
-    if site is None:
-        return None
+def cleared(case: Case) -> tuple[Frame | None, ast.stmt | None]:
+    """A ``zero_grad()`` between the last backward and the failing line, or the call that leads to it, in one function.
 
-    scene = Scene.of(site, len(case.frames) - 1)
-    before = [each for each in own_statements(scene.scope) if each.lineno < site.line]
-    named = [(each, called(each.value)) for each in before if isinstance(each, ast.Expr)]
-    last = max((each.lineno for each, name in named if name == "backward"), default=None)
-    if last is None:
-        return None
-    return next((each for each, name in named if name == "zero_grad" and each.lineno > last), None)
+    It is told as the source has it, with the frame of that function.
+    """
+    for depth, frame in reversed(list(enumerate(case.frames))):
+        before = [each for each in own_statements(Scene.of(frame, depth).scope) if each.lineno < frame.line]
+        named = [(each, called(each.value)) for each in before if isinstance(each, ast.Expr)]
+        last = max((each.lineno for each, name in named if name == "backward"), default=None)
+        if last is None:
+            continue
+        found = next((each for each, name in named if name == "zero_grad" and each.lineno > last), None)
+        return frame, found
+    return None, None
 
 
 def setting_none(case: Case, statement: ast.stmt) -> bool:

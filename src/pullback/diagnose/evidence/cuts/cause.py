@@ -12,6 +12,7 @@ from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.cuts.found import Cut, Found
 from pullback.diagnose.evidence.cuts.look import concerns, found_in
+from pullback.diagnose.evidence.freed.report import dropped
 from pullback.diagnose.evidence.slices import dotted
 from pullback.diagnose.evidence.source import Source
 from pullback.diagnose.evidence.transforms import transform_in
@@ -90,6 +91,26 @@ class RootWithoutGraph(Cause):
     def notes(self, case: Case, cut: Cut) -> tuple[str, ...]:
         """What else there is to know."""
         return ()
+
+
+def detached_later(found: Found, cut: Cut) -> bool:
+    """Whether a value is detached as a whole that is computed, in the same function, from what a cut gives."""
+    statement = cut.statement
+    targets = getattr(statement, "targets", ())
+    given = {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+    return not cut.exact and any(
+        each.kind == "detach" and each.body.scope is cut.body.scope and given & _read(each) for each in found.cuts
+    )
+
+
+def _read(cut: Cut) -> set[str]:
+    """The names from which the operand of a cut is computed, also through the comprehension around it."""
+    parts: list[ast.AST] = [cut.operand] if cut.operand is not None else []
+    for each in cut.source.around(cut.node):
+        parts += [part.iter for part in getattr(each, "generators", ())]
+        if isinstance(each, ast.stmt):
+            break
+    return {each.id for part in parts for each in ast.walk(part) if isinstance(each, ast.Name)}
 
 
 def root_name(case: Case, found: Found) -> str:
@@ -187,6 +208,18 @@ def _changes(node: ast.AST) -> bool:
 def replaced(cut: Cut, text: str) -> tuple[Edit, ...]:
     """The edit that puts a text in place of what cuts."""
     return (cut.source.replaced(cut.node, text),)
+
+
+def left_out(source: Source, call: ast.expr, operand: ast.expr) -> tuple[Edit, ...]:
+    """The edit that puts an operand in place of a call on it; of ``x = x.detach()`` nothing is left."""
+    statement = source.statement(call)
+    if isinstance(statement, ast.Assign) and statement.value is call:
+        only = len(statement.targets) == 1 and source.text(statement.targets[0]) == source.text(operand)
+        if only and (gone := dropped(source, statement)):
+            return gone
+    text = source.text(operand)
+    plain = isinstance(operand, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+    return (source.replaced(call, text if plain else f"({text})"),)
 
 
 def with_keyword(source: Source, call: ast.Call, name: str, value: str) -> tuple[Edit, ...]:

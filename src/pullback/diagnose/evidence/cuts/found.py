@@ -56,13 +56,13 @@ class Cut:
 
     @property
     def text(self) -> str:
-        """The expression as it is written."""
-        return " ".join(self.source.text(self.node).split())
+        """The expression as it is written; the middle of a long one is left out."""
+        return _short(self.source.text(self.node))
 
     @property
     def operand_text(self) -> str:
         """The operand as it is written."""
-        return " ".join(self.source.text(self.operand).split()) if self.operand is not None else ""
+        return _short(self.source.text(self.operand)) if self.operand is not None else ""
 
     def mark(self, what: str) -> Mark:
         """Its line."""
@@ -104,6 +104,11 @@ class Found:
     answer: Answer = None
     off: bool = False
     suspects: list[Cut] = field(default_factory=list)
+
+
+def _short(text: str, most: int = 80) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= most else f"{plain[: most // 2]} ... {plain[-most // 4 :]}"
 
 
 def marked(source: Source, node: ast.AST, what: str) -> Mark:

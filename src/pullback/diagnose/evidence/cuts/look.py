@@ -11,13 +11,16 @@ from torch import Tensor
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.cuts import names
-from pullback.diagnose.evidence.cuts.found import Cut, Found
+from pullback.diagnose.evidence.cuts.found import Cut, Found, Region
 from pullback.diagnose.evidence.cuts.heard import confirmed, from_tape
+from pullback.diagnose.evidence.cuts.regions import region_of
 from pullback.diagnose.evidence.cuts.walker import Walker
 from pullback.diagnose.evidence.frames import frames_of
+from pullback.diagnose.evidence.freed.flow import loops_around
 from pullback.diagnose.evidence.slices import (
     Body,
     Part,
+    entered,
 )
 from pullback.graph.recording.userfiles import user_files
 
@@ -100,7 +103,35 @@ def _look(case: Case) -> Found:
                 cut.kind = "closure"
     if not found.cuts:
         found.cuts = walker.weak
+    if not found.cuts and found.answer is not False:
+        found.cuts = _under_a_generator(case, found)
     return found
+
+
+def _under_a_generator(case: Case, found: Found) -> list[Cut]:
+    """A block without recording in the generator of a loop around a line: it stays open while the loop's body runs."""
+    root = found.root
+    if root is None or not isinstance(root.node, ast.expr):
+        return []
+    for number in range(len(case.frames) - 1, -1, -1):
+        body = Body.of(case.frames, number)
+        for loop in loops_around(case.frames[number]):
+            for node in ast.walk(loop.iter) if isinstance(loop, ast.For) else ():
+                region = _left_open(node, body) if isinstance(node, ast.Call) else None
+                if region is not None:
+                    return [Cut("no_grad", root.node, root.body, root.node, found.answer is True, region)]
+    return []
+
+
+def _left_open(call: ast.Call, body: Body) -> Region | None:
+    """The block around a yield of the generator that a call makes."""
+    for thing in body.callees(call.func):
+        inner = entered(thing, call, body)
+        for node in ast.walk(inner.scope) if inner is not None else ():
+            region = region_of(node, inner) if isinstance(node, ast.Yield) and inner is not None else None
+            if region is not None and isinstance(region[1], ast.With):
+                return region
+    return None
 
 
 def _captured(case: Case, root: Part) -> bool:

@@ -124,7 +124,10 @@ def rebinds(part: Part) -> bool:
     key = dotted(statement.targets[0])
     inside = list(ast.walk(statement.value))
     mentions = any(isinstance(each, ast.Name | ast.Attribute) and dotted(each) == key for each in inside)
-    return key is not None and mentions and isinstance(statement.value, ast.BinOp)
+    updates = isinstance(statement.value, ast.BinOp) or any(
+        isinstance(each, ast.Attribute) and dotted(each) == f"{key}.grad" for each in inside
+    )
+    return key is not None and mentions and updates
 
 
 def unmarked(kind: type) -> bool:

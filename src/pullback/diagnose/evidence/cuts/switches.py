@@ -61,6 +61,19 @@ def switches_of(case: Case) -> list[Switch]:
     ]  # fmt: skip
 
 
+def leaking(case: Case) -> list[Switch]:
+    """The blocks under ``torch.no_grad()`` with an ``await`` or a ``yield`` in them: others run while they are open."""
+    return [
+        Switch(node.items[0].context_expr, source, node)
+        for source in sources_at(case)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.With)
+        and any((dotted(getattr(item.context_expr, "func", item.context_expr)) or "").endswith(
+            ("no_grad", "inference_mode", "set_grad_enabled")) for item in node.items)
+        and any(isinstance(each, ast.Await | ast.Yield) for part in node.body for each in ast.walk(part))
+    ]  # fmt: skip
+
+
 def freezes_of(case: Case) -> list[Switch]:
     """The lines that switched ``requires_grad`` off: those that ran, if there is a tape, or all of the user's."""
     recorded = [

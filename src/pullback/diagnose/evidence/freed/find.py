@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,6 +18,7 @@ from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.frames import Frame, frames_of
 from pullback.diagnose.evidence.freed.flow import Loop, carried, loops_around, path_of, renewed_items, written_in
 from pullback.diagnose.evidence.freed.names import Held, held_in
+from pullback.diagnose.evidence.functions.classes import asked_frame
 from pullback.diagnose.evidence.source import Source, source_of
 from pullback.diagnose.recorders.passes import Pass
 from pullback.graph.recording.userfiles import user_files
@@ -138,6 +141,9 @@ def reentry(case: Case) -> Reentry | None:
     asking = asking_frame(case)
     if not roots:
         return None
+    inner = asked_frame(case)
+    if inner is not None and asking is not None and inner._frame is not asking._frame:
+        return _within(case, inner, roots)
     before = earlier_passes(case)[1]
     freeing = [each for each in before if not each.retain_graph]
     numbers = {sequence(root) for root in roots} - {-1}
@@ -153,6 +159,17 @@ def reentry(case: Case) -> Reentry | None:
     entry = entries[0]
     earlier = next((each for each in freeing if sequence(entry.freed) < each.nodes), None)
     return _explained(case, asking, earlier, entries, early, held, certain=sure and earlier is not None)
+
+
+def _within(case: Case, inner: Frame, roots: Sequence[Node]) -> Reentry:
+    """Of a pass that a hook or a custom backward asked for while another ran: such passes are not recorded.
+
+    What it asks for is the same each time it is called, so that a graph which is made outside of it is walked again.
+    """
+    freed = next((root for root in roots if kept_by(root).freed), None)
+    entry = Entry(None, freed, 0) if freed is not None else None
+    grads = case.asked is not None and case.asked.verb == "grad"
+    return Reentry("grads" if grads else "same", inner, None, entry, (), False)
 
 
 def _of_same(case: Case, asking: Frame | None, again: Pass) -> Kind:
@@ -269,7 +286,10 @@ def _explained(
     new = entry.user is not None and (earlier is None or sequence(entry.user) >= earlier.nodes)
     freed = {(each.freed, each.output) for each in entries}
     exact = [each for each in held if (_node(each.tensor), each.tensor.output_nr) in freed]
-    names = [_named(case, asking, each, earlier, new=new) for each in exact]
+    looped = [each for each in exact if new and _is_looped_over(case, asking, each, earlier)]
+    if looped and len(looped) == len(exact):  # each turn has an item of its own: what is freed is behind all of them
+        return Reentry("trunk", asking, earlier, entry, (), certain)
+    names = [_named(case, asking, each, earlier, new=new) for each in exact if each not in looped]
     telling = [each for each in names if each.kind not in {"trunk", "again"}]
     if not telling:
         telling = list(_taken_over(case, held, early, {each.freed for each in entries})) if new else []
@@ -288,6 +308,20 @@ def _explained(
 
 
 _RANK: dict[Kind, int] = {"grads": 0, "carried": 1, "total": 2, "attribute": 3, "outside": 4, "late": 5, "trunk": 6}
+
+
+def _is_looped_over(case: Case, asking: Frame | None, held: Held, earlier: Pass | None) -> bool:
+    """Whether a value is an item of what the loop around the pass goes through: ``for out in outs``."""
+    if held.owner is not None or earlier is None or not _same_spot(asking, earlier):
+        return False
+    for loop in _loops(case, held):
+        if not isinstance(loop, ast.For):
+            continue
+        if held.path != held.variable and any(path_of(each) == held.variable for each in ast.walk(loop.iter)):
+            return True
+        if any(path_of(each) == held.path for each in ast.walk(loop.target)):
+            return True
+    return False
 
 
 def _named(case: Case, asking: Frame | None, held: Held, earlier: Pass | None, *, new: bool) -> Name:
@@ -432,3 +466,31 @@ def methods_of(held: Held) -> Iterator[tuple[str, ast.FunctionDef, str]]:
             function = source_of(code.co_filename).function_at(code.co_firstlineno, code.co_name)
             if isinstance(function, ast.FunctionDef) and function.args.args:
                 yield code.co_filename, function, f"{function.args.args[0].arg}.{held.attribute}"
+
+
+def cached_by(case: Case, found: Reentry) -> tuple[Source, ast.FunctionDef] | None:
+    """The function under ``functools.lru_cache`` whose result was freed: by its line, or as the only one that ran."""
+    made = case.line_of(found.entry.freed) if found.entry is not None else None
+    files = user_files(())
+    ran: dict[int, tuple[Source, ast.FunctionDef]] = {}
+    for frame in case.frames:
+        things = [*frame.local.values(), *frame.module.values()]
+        kinds = {thing if isinstance(thing, type) else type(thing) for thing in things}
+        own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in {"torch", "builtins", "numpy"}]
+        for thing in [*things, *(each for kind in own for each in list(vars(kind).values()))]:
+            if type(thing) is not functools._lru_cache_wrapper or not thing.cache_info().hits:
+                continue
+            code = getattr(inspect.unwrap(thing), "__code__", None)
+            if code is None or not files.own_file(code.co_filename):
+                continue
+            source = source_of(code.co_filename)
+            function = source.function_at(code.co_firstlineno, code.co_name)
+            if isinstance(function, ast.FunctionDef):
+                ran[id(code)] = source, function
+    if made is not None:
+        ran = {
+            key: (source, function)
+            for key, (source, function) in ran.items()
+            if source.file == made.file and function.lineno <= made.line <= (function.end_lineno or 0)
+        }
+    return next(iter(ran.values())) if len(ran) == 1 else None

@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from types import BuiltinMethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from pullback.autodiff.applied import APPLIES, codes, functions, in_python
 from pullback.autodiff.deep import free_gently
 from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.frames import Frame, frames_of
@@ -28,7 +30,6 @@ from pullback.language import say
 # A graph is walked so far.
 NODES = 20_000
 CONTEXTS = frozenset({"ctx", "context", "_ctx", "c", "self"})
-APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ def named(case: Case) -> tuple[type, Any] | None:
     for node in nodes_of_functions(case):
         if node.name() == f"{match[1]}Backward":
             return node._forward_cls, node
-    kinds = [each for each in _functions(torch.autograd.Function) if each.__name__ == match[1]]
+    kinds = [each for each in functions() if each.__name__ == match[1]]
     return (kinds[0], None) if len(kinds) == 1 else None
 
 
@@ -244,11 +245,30 @@ def started(case: Case) -> tuple[Any, tuple[Any, ...]] | None:
 def called(case: Case) -> tuple[type, tuple[Any, ...]] | None:
     """The Function whose ``apply`` was running, and its arguments; the innermost."""
     found = None
-    for frame, _, _ in frames_of(case.error.__traceback__):
-        if frame.f_code is APPLY:
+    inside = {} if in_python() else {own[0]: kind for kind in functions() for own in codes(kind)}
+    for frame, instruction, line in frames_of(case.error.__traceback__):
+        if frame.f_code in APPLIES:
             local = variables(frame)
             found = local["cls"], tuple(local.get("args", ()))
+        elif not in_python() and (call := _applied_at(Frame(frame, instruction, line))) is not None:
+            found = call
+        elif found is None and frame.f_code in inside:
+            found = inside[frame.f_code], tuple(variables(frame).values())
     return found
+
+
+def _applied_at(frame: Frame) -> tuple[type, tuple[Any, ...]] | None:
+    """The Function that a frame applies, and what it gives it, as it is written."""
+    call = frame.node
+    apply = frame.evaluated(call.func) if isinstance(call, ast.Call) else None
+    kind = apply.__self__ if isinstance(apply, BuiltinMethodType) and apply.__name__ == "apply" else None
+    if not isinstance(call, ast.Call) or not isinstance(kind, type) or not issubclass(kind, torch.autograd.Function):
+        return None
+    given: list[Any] = []
+    for each in call.args:
+        several = frame.evaluated(each.value) if isinstance(each, ast.Starred) else None
+        given += several if isinstance(several, list | tuple) else [frame.evaluated(each)]
+    return kind, tuple(given)
 
 
 def backward_of(kind: type) -> Method | None:
@@ -342,13 +362,6 @@ def applied_marks(case: Case, kind: type, node: Any) -> list[Mark]:
 def _backward(kind: type) -> Any:
     own = kind.backward is not torch.autograd.Function.backward  # type: ignore[attr-defined]
     return kind.backward if own else kind.vjp  # type: ignore[attr-defined]
-
-
-def _functions(kind: type) -> Iterator[type]:
-    below: list[type] = kind.__subclasses__()
-    for each in below:
-        yield each
-        yield from _functions(each)
 
 
 def _is_function(node: ast.AST, line: int, name: str) -> bool:

@@ -34,7 +34,8 @@ class Birth:
 
     Attributes:
         node: The node.
-        kind: ``derivative``, ``where``, ``mask``, ``division``, ``single``, ``overflow``, ``given`` or ``other``.
+        kind: ``derivative``, ``where``, ``mask``, ``division``, ``single``, ``overflow``, ``empty``, ``given`` or
+            ``other``.
         forward: Whether the value itself is not finite, not only the derivative.
         leaves: The leaves whose gradient is not finite.
         selector: The node of the ``where`` or of the product that hides the place in the forward.
@@ -82,7 +83,7 @@ class Watch:
     spent: float = 0.0
     began: float = field(default_factory=time.perf_counter)
     handles: list[Any] = field(default_factory=list)
-    born: list[tuple[int, bool]] = field(default_factory=list)
+    born: list[tuple[int, bool, bool]] = field(default_factory=list)
     arrived: list[tuple[int, int]] = field(default_factory=list)
     casts: list[tuple[int, float, torch.dtype, int]] = field(default_factory=list)
     dead: list[int] = field(default_factory=list)
@@ -166,7 +167,7 @@ class Watch:
         if wrong:
             self.arrived += [(index, place) for place in wrong if place in ends]
             if not self.born and all(map(finite, came)):
-                self.born.append((index, _from_zero(into, came)))
+                self.born.append((index, _from_zero(into, came), _beyond_half([into[place] for place in wrong])))
         elif name.startswith("ToCopyBackward") and into and came and into[0] is not None and came[0] is not None:
             if into[0].dtype in HALF and into[0].dtype != came[0].dtype and not bool(into[0].any()):
                 largest = float(came[0].abs().max())
@@ -183,7 +184,7 @@ class Watch:
             self.dead.append(index)
 
     def _birth(self, backward: Backward, leaves: list[Tensor]) -> Birth:
-        index, from_zero = self.born[0]
+        index, from_zero, beyond = self.born[0]
         node = backward.nodes[index]
         earlier, forward = self.earlier, self.earlier is not None
         if earlier is not None and backward.nodes[earlier[0]] is not node:
@@ -191,7 +192,8 @@ class Watch:
         if from_zero and (selected := _selector(backward, node)) is not None:
             above, branch, kind = selected
             return Birth(node, kind, forward, leaves, above, branch)
-        return Birth(node, _kind(node), forward, leaves)
+        kind = _kind(node)
+        return Birth(node, "overflow" if beyond and kind == "other" else kind, forward, leaves)
 
 
 _watches: WeakKeyDictionary[Audit, Watch] = WeakKeyDictionary()
@@ -224,6 +226,13 @@ def _from_zero(into: Sequence[Any], came: Sequence[Any]) -> bool:
     return False
 
 
+def _beyond_half(wrong: Sequence[Any]) -> bool:
+    """Whether these are infinite in float16, whose range ends at 65504."""
+    return all(
+        isinstance(each, Tensor) and each.dtype == torch.float16 and not bool(torch.isnan(each).any()) for each in wrong
+    )
+
+
 def _selector(backward: Backward, node: Node) -> tuple[Node, int, str] | None:
     """The ``where`` or the product by which a node's result was hidden: the nearest towards the root."""
     parents: dict[Node, list[Node]] = parents_of(backward)
@@ -248,6 +257,7 @@ _DERIVATIVES = (
     "Sqrt", "Rsqrt", "Pow", "Log", "Acos", "Asin", "Acosh", "Asinh", "Atanh", "Norm", "LinalgVectorNorm", "Cdist",
     "Logit", "Xlogy", "LinalgEigh", "LinalgSvd", "LinalgEig", "Lgamma", "Erfinv", "Tan", "PairwiseDistance",
 )  # fmt: skip
+_SOFTMAX = ("Softmax", "LogSoftmax")
 _OVERFLOWS = ("Exp", "Expm1", "Sinh", "Cosh", "ToCopy", "Exp2")
 
 
@@ -259,6 +269,10 @@ def _kind(node: Node) -> str:
         return "division"
     if name.startswith(_OVERFLOWS):
         return "overflow"
+    if name.startswith(_SOFTMAX) and node.next_functions:
+        child = node.next_functions[0][0]
+        if child is not None and child.name().startswith(("MaskedFill", "Where", "Add")):
+            return "empty"
     return "derivative" if name.startswith(_DERIVATIVES) else "other"
 
 

@@ -24,6 +24,7 @@ from pullback.diagnose.evidence.source import Source, source_of
 from pullback.diagnose.recorders.tape import Call, Value
 from pullback.graph.recording.userfiles import user_files
 from pullback.graph.saved import _raw, pieces
+from pullback.graph.slots import is_told
 
 MODIFIED = ("has been modified by an inplace operation", "modified by an in-place operation")
 DETACHED = ("has been detached in-place",)
@@ -75,6 +76,8 @@ class Overwritten:
     def operation(self) -> str:
         """The operation that saved it: ``Sigmoid``, ``Native_Layer_Norm``."""
         name = re.sub(r"Backward\d*$", "", self.reader.name()) if self.reader is not None else "?"
+        if hasattr(self.reader, "_forward_cls"):
+            return name
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
 
 
@@ -90,14 +93,21 @@ def overwritten(case: Case) -> Overwritten | None:
     if reader is None:
         return Overwritten("unknown", asking, None, "", False, "", None, versions, certain=False)
     node, saved, tensor = reader
+    kind = getattr(node, "_forward_cls", None)
+    own = kind is not None and re.search(rf"output \d+ of {kind.__name__}(Backward)?\b", case.message) is not None
     keys = {key for key, _, _ in pieces(tensor)}
     name, leaf = _name(case, tensor, keys)
-    seen = Overwritten("unknown", asking, node, saved, saved in _RESULTS, name, tensor, versions, certain=False)
+    seen = Overwritten("unknown", asking, node, saved, own or saved in _RESULTS, name, tensor, versions, certain=False)
     return _by_tape(case, seen, keys, leaf=leaf) or _by_sight(case, seen, keys, leaf=leaf)
 
 
 def _reader(graph: dict[Node, None], message: str) -> tuple[Node, str, Tensor] | None:
-    """The node whose saved tensor is refused: the first that the pass met."""
+    """The node whose saved tensor is refused: the first that the pass met.
+
+    Asked for outside of a pass, what an operation returned is refused in any case, for want of its node: of these, the
+    one counts whose shape and version torch told.
+    """
+    results: list[tuple[Node, str, Tensor]] = []
     for node in sorted(graph, key=lambda each: -sequence(each)):
         for name, raw in _raw(node):
             value = None if raw is None else raw.data
@@ -106,9 +116,11 @@ def _reader(graph: dict[Node, None], message: str) -> tuple[Node, str, Tensor] |
             try:
                 raw.unpack()
             except RuntimeError as error:
-                if str(error).partition("Hint:")[0] == message.partition("Hint:")[0] or "in-place" in str(error):
+                if str(error).partition("Hint:")[0] == message.partition("Hint:")[0]:
                     return node, name, value
-    return None
+                if "in-place" in str(error) and is_told(value, message):
+                    results.append((node, name, value))
+    return results[0] if results else None
 
 
 def _name(case: Case, tensor: Tensor, keys: set[int]) -> tuple[str, Tensor | None]:
@@ -252,10 +264,18 @@ def _same(tensor: Tensor, keys: set[int]) -> bool:
 
 
 def _stepped(case: Case, seen: Overwritten, keys: set[int]) -> Overwritten:
-    """By an optimizer: with a graph that was kept on purpose, or between a forward pass and its backward."""
+    """By an optimizer: with a graph that was kept on purpose, or between a forward pass and its backward.
+
+    A graph was kept for this pass if an earlier one had the same root, or if the root is newer than that pass and leads
+    back to what is older.
+    """
     optimizers = _optimizers(case, keys)
     roots = {sequence(node) for node in root_nodes(case)} - {-1}
-    kept = any(each.retain_graph and roots & set(each.roots) for each in earlier_passes(case)[1])
+    old, new = sequence(seen.reader), min(roots, default=-1)
+    kept = any(
+        each.retain_graph and (roots & set(each.roots) or 0 <= old < each.nodes <= new)
+        for each in earlier_passes(case)[1]
+    )
     return _with(seen, kind="kept" if kept else "step", thing=optimizers[0] if optimizers else None)
 
 

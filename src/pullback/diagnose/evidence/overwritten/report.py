@@ -6,9 +6,13 @@ import ast
 import re
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.freed.flow import path_of
 from pullback.diagnose.evidence.freed.report import alone, marked
+from pullback.diagnose.evidence.functions.classes import saver_of
 from pullback.diagnose.evidence.overwritten.find import Overwritten, overwritten
 from pullback.diagnose.evidence.overwritten.forms import Form, base_of
 from pullback.diagnose.evidence.source import Source
@@ -28,10 +32,51 @@ def name_of(found: Overwritten) -> str:
         return found.name
     if found.certain and found.form is not None and found.form.path and found.kind in {"input", "result"}:
         return found.form.path  # the function has returned, but this is what it called it
-    operation = found.operation.lower()
+    operation = operation_of(found)
+    if (saved := _saved_by(found)) is not None:
+        return say("{name} of {function}", name=saved[1], function=saved[0])
     if found.result:
         return say("the result of {operation}", operation=operation)
+    if found.saved in {"self", "input"}:
+        return say("the first argument of {operation}", operation=operation)
+    if found.saved == "other":
+        return say("the second argument of {operation}", operation=operation)
     return say("the argument {name} of {operation}", name=found.saved, operation=operation)
+
+
+def kept_name(found: Overwritten) -> str:
+    """What the overwritten tensor is called where the operation that kept it is named too."""
+    name = name_of(found)
+    if found.name or name == (found.form.path if found.form is not None else ""):
+        return name
+    if (saved := _saved_by(found)) is not None:
+        return saved[1]
+    if found.result:
+        return say("its result")
+    if found.saved in {"self", "input"}:
+        return say("its first argument")
+    if found.saved == "other":
+        return say("its second argument")
+    return say("its argument {name}", name=found.saved)
+
+
+def operation_of(found: Overwritten) -> str:
+    """The operation that kept it: torch's in small letters, a custom Function by its name."""
+    return found.operation if hasattr(found.reader, "_forward_cls") else found.operation.lower()
+
+
+def _saved_by(found: Overwritten) -> tuple[str, str] | None:
+    """The custom Function that saved it, and what it is called there: ``ctx.save_for_backward(y)``."""
+    kind = getattr(found.reader, "_forward_cls", None)
+    number = re.search(r"\[(\d+)\]$", found.saved)
+    saver = saver_of(kind) if kind is not None and number is not None else None
+    calls = saver.calls("save_for_backward") if saver is not None else []
+    if saver is None or kind is None or number is None or len(calls) != 1:
+        return None
+    given = calls[0].args
+    if int(number[1]) >= len(given) or any(isinstance(each, ast.Starred) for each in given):
+        return None
+    return kind.__name__, saver.text(given[int(number[1])])
 
 
 def failing_mark(case: Case, found: Overwritten) -> Mark:
@@ -56,7 +101,7 @@ def all_marks(case: Case, found: Overwritten, what: str) -> list[Mark]:
     read = case.line_of(found.reader)
     if read is not None:
         kept = say(
-            "{operation} kept {name} for its backward here", operation=found.operation.lower(), name=name_of(found)
+            "{operation} kept {name} for its backward here", operation=operation_of(found), name=kept_name(found)
         )
         marks.append(case.mark_at(read, kept))
     if found.alias is not None and found.form is not None:
@@ -74,8 +119,8 @@ def sentence(found: Overwritten) -> str:
     old, new = found.versions
     return say(
         "{operation} kept {name} for its backward{versions}.",
-        operation=found.operation.lower(),
-        name=name_of(found),
+        operation=operation_of(found),
+        name=kept_name(found),
         versions=say(" at version {old}; it is at version {new} now", old=old, new=new) if old >= 0 else "",
     )
 
@@ -85,8 +130,13 @@ def subjects(case: Case, found: Overwritten) -> list[Subject]:
     return [] if found.tensor is None else [Subject.of(found.tensor, name_of(found), "overwritten")]
 
 
-def out_of_place(form: Form | None) -> tuple[Edit, ...]:
-    """The edit that makes a new tensor instead: ``h += 1`` becomes ``h = h + 1``, ``h.relu_()`` ``h = h.relu()``."""
+def out_of_place(form: Form | None, *, part: bool = False) -> tuple[Edit, ...]:
+    """The edit that makes a new tensor instead: ``h += 1`` becomes ``h = h + 1``, ``h.relu_()`` ``h = h.relu()``.
+
+    Args:
+        form: The change.
+        part: Whether what was kept is a part of what is changed, such as ``x[0]`` in ``x[1] = f(x[0])``.
+    """
     if form is None or not form.path:
         return ()
     source, statement = form.source, form.statement
@@ -115,19 +165,37 @@ def out_of_place(form: Form | None) -> tuple[Edit, ...]:
             if isinstance(statement, ast.Expr) and statement.value is call:
                 return (source.replaced(statement, f"{of} = {of}.{plain}{arguments}"),)
             return (source.replaced(call, f"{of}.{plain}{arguments}"),)
-    return cloned_before(source, statement, form.path)
+    reads = cloned_reads(source, statement, form.path)
+    return reads if reads and part else (*cloned_before(source, statement, form.path), *reads)
+
+
+def is_part(tensor: Tensor | None) -> bool:
+    """Whether a tensor is a part of a larger one's memory."""
+    if tensor is None or tensor.layout is not torch.strided:
+        return False
+    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
 
 
 def cloned_before(source: Source, statement: ast.stmt, path: str) -> tuple[Edit, ...]:
     """The edit that gives a variable a memory of its own before a statement."""
     if source.lines[statement.lineno - 1].encode()[: statement.col_offset].strip():
         return ()  # it does not begin its line
-    if isinstance(statement, ast.Assign):  # what is read there shares its memory with what is written
-        reads = [each for each in ast.walk(statement.value) if isinstance(each, ast.Subscript)]
-        own = [each for each in reads if path_of(each.value) == path]
-        if own:
-            return (source.replaced(own[0], f"{source.text(own[0])}.clone()"),) if len(own) == 1 else ()
     return (source.inserted_before(statement, f"{path} = {path}.clone()"),)
+
+
+def cloned_reads(source: Source, statement: ast.stmt | None, path: str) -> tuple[Edit, ...]:
+    """The edit that clones what a statement reads of a variable into which it writes: ``x[1] = f(x[0].clone())``."""
+    if not isinstance(statement, ast.Assign) or statement.lineno != statement.end_lineno:
+        return ()
+    reads = [
+        each
+        for each in ast.walk(statement.value)
+        if isinstance(each, ast.Subscript) and path_of(each.value) == path and each.end_col_offset is not None
+    ]
+    line = source.lines[statement.lineno - 1].encode()
+    for end in sorted((each.end_col_offset or 0 for each in reads), reverse=True):
+        line = line[:end] + b".clone()" + line[end:]
+    return (Edit(source.file, statement.lineno, statement.lineno, line.decode()),) if reads else ()
 
 
 def _sign(source: Source, statement: ast.AugAssign) -> str:
@@ -137,8 +205,21 @@ def _sign(source: Source, statement: ast.AugAssign) -> str:
 
 
 def code_of(source: Source | None, edits: Sequence[Edit], otherwise: str) -> str:
-    """The lines of edits, or other code where there are none."""
-    return source.code(*edits).strip("\n") if source is not None and edits else otherwise
+    """The lines of edits, or other code where there are none; of a line that is put before another, both."""
+    if source is None or not edits:
+        return otherwise
+    code = source.code(*edits).strip("\n")
+    if len(edits) == 1 and edits[0].last < edits[0].first <= len(source.lines):
+        code += f"\n{source.lines[edits[0].first - 1].strip()}"
+    return code
+
+
+def instead(found: Overwritten, edits: Sequence[Edit]) -> str:
+    """The lines of edits; without any, a clone of what is changed."""
+    form = found.form
+    path = form.path if form is not None and form.path else found.name
+    cloned = f"{path} = {path}.clone()    # {say('before it is changed')}" if path else ""
+    return code_of(form.source if form is not None else None, edits, cloned)
 
 
 def may_edit(found: Overwritten) -> bool:

@@ -13,6 +13,8 @@ from pullback.graph.frames import variables
 
 # What clipping calls of torch, to hear of it.
 NORMS = frozenset({"_foreach_norm", "linalg_vector_norm"})
+# What it calls if there is no gradient.
+NOTHING = "tensor"
 FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_")
 
 
