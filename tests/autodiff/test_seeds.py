@@ -28,7 +28,15 @@ class Prediction:
     spread: object
 
 
-pytree.register_dataclass(Prediction)
+pytree.register_pytree_node(
+    Prediction,
+    lambda each: ([each.mean, each.spread], None),
+    lambda values, _: Prediction(*values),
+    flatten_with_keys_fn=lambda each: (
+        [(pytree.GetAttrKey("mean"), each.mean), (pytree.GetAttrKey("spread"), each.spread)],
+        None,
+    ),
+)
 
 
 def output(*shape, dtype=torch.float32):

@@ -48,8 +48,10 @@ def signature(part, nodes):
 
 
 def unfolded(part, nodes):
-    """The operations of a part in order, without the folding."""
-    return [(nodes[i].operation, nodes[i].produces) for i in part_nodes(part) if nodes[i].sequence is not None]
+    """The operations of a part in order, without the folding; of one that has only leaves, these."""
+    inside = [nodes[i] for i in part_nodes(part)]
+    operations = [(each.operation, each.produces) for each in inside if each.sequence is not None]
+    return operations or [(each.kind, each.receives) for each in inside]
 
 
 def part_nodes(part):
@@ -83,6 +85,7 @@ paths = st.lists(st.sampled_from(["a", "a.b", "a.b.0", "a.b.1", "c", ("a", "Kind
         max_size=40,
     )
 )
+@example([("Mul", path, "parameter") for path in (["a"] * 4, ["a.b", *["a"] * 3], ["a.b.0", *["a"] * 3])])
 def test_every_node_is_in_the_tree_once(parts):
     nodes = [node(index, operation, path, kind) for index, (operation, path, kind) in enumerate(parts)]
     tree = check(nodes)

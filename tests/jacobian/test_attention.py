@@ -69,7 +69,10 @@ CASES = {
 @pytest.fixture(params=CASES.values(), ids=CASES)
 def case(request):
     f, x = request.param()
-    assert is_fused([f(x.clone().requires_grad_())]), "the case is not about a fused kernel"
+    fused = is_fused([f(x.clone().requires_grad_())])
+    if not fused and request.param is CASES["grouped queries"]:
+        pytest.skip("this torch has no fused kernel of grouped queries for the CPU")
+    assert fused, "the case is not about a fused kernel"
     return f, x
 
 

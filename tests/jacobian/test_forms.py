@@ -89,7 +89,15 @@ def test_a_dataclass_known_to_pytree():
         q: torch.Tensor
         v: torch.Tensor
 
-    _pytree.register_dataclass(State)
+    _pytree.register_pytree_node(
+        State,
+        lambda each: ([each.q, each.v], None),
+        lambda values, _: State(*values),
+        flatten_with_keys_fn=lambda each: (
+            [(_pytree.GetAttrKey("q"), each.q), (_pytree.GetAttrKey("v"), each.v)],
+            None,
+        ),
+    )
     J = pb.jacobian(lambda s: State(s.v, -s.q), State(torch.ones(2), torch.ones(2)))
     dense = J.dense()
     torch.testing.assert_close(dense.q.v, torch.eye(2))

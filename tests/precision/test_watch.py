@@ -304,6 +304,11 @@ def test_grad_vmap_and_failing_passes():
 
 def test_a_pass_from_an_edge_is_told_not_to_be_looked_at():
     x = torch.randn(3, requires_grad=True)
+    try:
+        torch.autograd.backward(torch.autograd.graph.get_gradient_edge(x.sum()), torch.tensor(1.0))
+    except AssertionError:
+        pytest.skip("this torch starts no backward pass from an edge")
+    x.grad = None
     with autocast_watch() as w:
         torch.autograd.backward(torch.autograd.graph.get_gradient_edge(x.half().float().sum()), torch.tensor(1.0))
     assert torch.equal(x.grad, torch.ones(3))

@@ -40,7 +40,9 @@ TWICE = [
 
 
 def test_every_name_in_the_lists_is_an_operator() -> None:
-    assert set(known.LISTED) <= set(operators())
+    for name in set(known.LISTED) - set(operators()):  # torch took it away: a stub is left that says so
+        with pytest.raises(RuntimeError, match="is now removed"):
+            getattr(torch, name)(torch.eye(2))
 
 
 def test_most_patterns_are_exact() -> None:
@@ -59,6 +61,9 @@ def test_operator(name: str) -> None:
     assert not wrong, "\n".join(wrong)
     assert bool(unrecordable) == (name in known.UNRECORDABLE), unrecordable or "recorded: take it off UNRECORDABLE"
     if MODE != "full":
+        # The few are others in each version of torch: of an operator on the list, any sample is looked for then.
+        others = cases(name, every=True) if name in known.INEXACT and not spare else ()
+        spare += next(([f"{case.name}: too many"] for case in others if examine(case.f, case.x).spare), [])
         assert bool(spare) == (name in known.INEXACT), "\n".join(spare) or "exact: take it off INEXACT"
 
 

@@ -294,6 +294,8 @@ def _from_number(output: Tensor, seed: float | complex, name: str) -> Tensor:
     if isinstance(number, complex) or (number and not held.smallest_normal <= abs(number) <= held.max):
         wide = torch.complex128 if isinstance(number, complex) else torch.float64
         number = checked_cast(torch.tensor(number, dtype=wide), output.dtype, name=what).item()
+    if output.is_nested:  # which older torch cannot fill
+        return torch.ones_like(output, requires_grad=False).mul_(number)
     return torch.full_like(output, number, requires_grad=False)
 
 
@@ -373,7 +375,7 @@ def _refuse(parts: Tensor, lost: Tensor, dtype: torch.dtype, what: str, fix: str
     """Raise if a part of any entry is lost; parts lie along the last dimension."""
     if bool(lost.any()):
         entries = lost.any(dim=-1)
-        largest = parts[lost].double().abs().max().item()  # not every integer dtype has abs
+        largest = parts.double()[lost].abs().max().item()  # not every integer dtype has abs
         raise SeedError(
             what,
             got=f"{int(entries.sum())} of {entries.numel()} entries of {dtype}, the largest {largest:.3g}",

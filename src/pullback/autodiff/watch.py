@@ -11,7 +11,6 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pullback.autodiff.applied import caller_of_function
 from pullback.autodiff.linearize import Recorded, Tensors, evaluate
 from pullback.autodiff.program import Line, tensors_in, user_line
 from pullback.autodiff.state import fresh_modules
@@ -73,7 +73,9 @@ class Watch(TorchFunctionMode):
         name = name_of(func, args)
         if name == "__get__":  # an attribute
             return func(*args, **(kwargs or {}))
-        if (caller := _caller_of_function()) is not None:  # a part of a custom function, whose node is made already
+        if (
+            caller := caller_of_function(sys._getframe(1))
+        ) is not None:  # a part of a custom function, whose node is made already
             self._note(user_line(caller))
             return func(*args, **(kwargs or {}))
         line, recorded = user_line(), torch.is_grad_enabled()
@@ -289,14 +291,3 @@ def _maker(tensor: Tensor) -> str:
     """What made a tensor that came out of no call."""
     own = getattr(tensor.grad_fn, "_forward_cls", None)
     return str(own.__name__) if own is not None else "a tensor from outside"
-
-
-def _caller_of_function() -> FrameType | None:
-    """Who called the custom ``autograd.Function`` that is running: what it does inside has no derivative of its own."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code is not _APPLY:
-        frame = frame.f_back
-    return None if frame is None else frame.f_back
-
-
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]

@@ -241,7 +241,11 @@ class Pattern:
         >>> Pattern.of(torch.eye(2)).to_torch()
         (tensor([0, 1, 2]), tensor([0, 1]))
         """
-        crow, col = (torch.from_numpy(each.astype(np.int64)) for each in (self.indptr, self.indices))
+        # What torch makes of an empty array has a stride of zero, which older torch refuses here.
+        crow, col = (
+            torch.empty(len(each), dtype=torch.int64).copy_(torch.from_numpy(each.astype(np.int64)))
+            for each in (self.indptr, self.indices)
+        )
         return crow.to(device), col.to(device)
 
     def issubset(self, other: Pattern) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from typing import Any
 from pullback.diagnose.check import Cause, Check, checks
 from pullback.language import LANGUAGES, say, spoken
 
-# The version of torch whose texts the causes were held against.
+# The version of torch that the checks were tested with, and those whose texts the causes were held against.
 TESTED = "2.13"
+TEXTS = ("2.6", "2.13", "2.14")
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,23 @@ def program(function: Callable[[], None]) -> str:
 def page(check: type[Check]) -> str:
     """The page of a check in the reader's language, in Markdown."""
     says = getattr(check, "says", ())
-    heard = ["", say("torch says:") + " " + ", ".join(f"`{each}`" for each in says)] if says else []
+    heard = [_heard(says), ""] if says else []
     lines = [
         f"# {check.code}: {say(check.title)}",
         "",
         check.page(),
-        *heard,
         "",
+        *heard,
         *_shown(say("wrong"), check.bad),
         *_shown(say("right"), check.good),
         _found_by(entry_of(check)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _heard(says: Sequence[str]) -> str:
+    texts = ", ".join(f"`{each}`" for each in says)
+    return say("torch says (in the versions {versions}): {texts}", versions=", ".join(TEXTS), texts=texts)
 
 
 def _shown(label: str, function: Callable[[], None]) -> list[str]:

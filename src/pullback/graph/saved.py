@@ -12,8 +12,11 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
+from pullback.graph.slots import slots
+
 _RAW = "_raw_saved_"
 _SECOND_TIME = "second time"
+_CAN_LOOK = hasattr(torch._C._autograd.SavedTensor, "data")
 # Nodes that wrap another node, whose saved tensors Python cannot reach.
 _UNSEEN = {"torch::autograd::CopySlices": "what the operation written in place keeps cannot be seen from Python"}
 
@@ -48,6 +51,11 @@ def kept_by(node: Node) -> Kept:
     return Kept(kept, hidden, freed)
 
 
+def is_packed(node: Node) -> bool:
+    """Whether hooks would have to run for what a node keeps."""
+    return any(getattr(saved, "unpack_hook", None) is not None for _, saved in _raw(node))
+
+
 def pieces(tensor: Tensor) -> list[tuple[int, int, torch.device]]:
     """The storages under a tensor: a key that holds while it lives, its bytes and its device."""
     found = []
@@ -69,7 +77,12 @@ def _raw(node: Node) -> Iterator[tuple[str, Any]]:
         except RuntimeError:
             yield name, None
             continue
-        if not isinstance(value, tuple):
+        many = isinstance(value, tuple)
+        if not _CAN_LOOK:
+            own = f"saved_{name}" if hasattr(node, "_forward_cls") else f"_saved_{name}"
+            found = slots(node, own, value if many else [value])
+            value = tuple(found) if many else found[0]
+        if not many:
             yield name, value
             continue
         for index, one in enumerate(value):

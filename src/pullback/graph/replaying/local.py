@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
+from pullback.graph.saved import is_packed
+
 SMALL = 16  # Elements on each side: what fits on a screen.
 Matrix = tuple[tuple[float, ...], ...]
 Cotangents = Sequence[Tensor | None]
@@ -75,7 +77,7 @@ def local_jacobian(node: Node, incoming: Cotangents, outgoing: Cotangents) -> Lo
     """
     if not is_small(incoming, outgoing):
         return Local(None, f"more than {SMALL} elements on a side, or not real dense numbers")
-    if _is_packed(node):
+    if is_packed(node):
         return Local(None, _PACKED)
     forms = forms_of(node)
     targets = [
@@ -125,16 +127,6 @@ def _is_small(tensors: Sequence[Tensor]) -> bool:
     return 0 < sum(each.numel() for each in tensors) <= SMALL and all(
         each.dtype.is_floating_point and each.layout is torch.strided and not each.is_nested for each in tensors
     )
-
-
-def _is_packed(node: Node) -> bool:
-    for name in dir(type(node)):
-        if name.startswith("_raw_saved_"):
-            saved: Any = getattr(node, name)
-            for one in saved if isinstance(saved, tuple) else (saved,):
-                if getattr(one, "unpack_hook", None) is not None:
-                    return True
-    return False
 
 
 def _one_hots(node: Node, forms: Sequence[Form], incoming: Cotangents) -> list[list[Tensor | None]]:

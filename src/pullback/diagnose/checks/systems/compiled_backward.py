@@ -30,6 +30,7 @@ class CompiledBackward(Cause):
     title = "A function of torch.compile calls backward() or autograd.grad itself."
     says = (
         "Unsupported Tensor.backward() call",
+        "Unsupported: Tensor.backward",
         "using `torch.autograd.grad` with",
         "trace_autograd_ops",
         "torch.autograd, qualname: backward",

@@ -111,8 +111,8 @@ def _reader(graph: dict[Node, None], message: str) -> tuple[Node, str, Tensor] |
     for node in sorted(graph, key=lambda each: -sequence(each)):
         for name, raw in _raw(node):
             value = None if raw is None else raw.data
-            if not isinstance(value, Tensor):  # freed, never there, or packed by a hook, which is not to run now
-                continue
+            if not isinstance(value, Tensor) or raw.unpack_hook is not None:
+                continue  # freed, never there, or packed by a hook, which is not to run now
             try:
                 raw.unpack()
             except RuntimeError as error:

@@ -164,6 +164,9 @@ def consumed(node: Any, most: int = 300) -> bool | None:
 
 def _saves(node: Any, name: str) -> bool | None:
     try:
+        raw = getattr(node, name.replace("_saved", "_raw_saved", 1))
+        if getattr(raw, "unpack_hook", None) is not None:  # it is the user's, and not to run now
+            return None
         return isinstance(getattr(node, name), Tensor) or None
     except RuntimeError as problem:
         return False if "freed" in str(problem) or "second time" in str(problem) else None
