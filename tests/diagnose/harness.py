@@ -30,6 +30,7 @@ def told(source, level="default", *, arguments=()):
         try:
             torch.set_num_threads(1)
             warnings.resetwarnings()  # as a program has them, not as the tests do
+            torch.set_warn_always(True)  # what torch says once was said by another test, perhaps
             with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
                 os.chdir(folder)
                 ended = run_script(str(file), arguments, level)

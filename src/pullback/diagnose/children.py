@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.abc
 import importlib.util
 import os
@@ -328,9 +329,10 @@ class _Child:
         import multiprocessing.pool as pools  # noqa: PLC0415
 
         import torch._utils  # noqa: PLC0415
-        import torch.multiprocessing.spawn as spawning  # noqa: PLC0415
 
-        spawning.pickle = _Dumping(spawning.pickle)  # type: ignore[assignment, attr-defined]
+        # the package has a function of the same name
+        spawning: Any = importlib.import_module("torch.multiprocessing.spawn")
+        spawning.pickle = _Dumping(spawning.pickle)
         for kind in (pools.ExceptionWithTraceback, futures._ExceptionWithTraceback):  # type: ignore[attr-defined]
             _wrap_init(kind, lambda original: lambda wrapper, error, trace: self._hands_back(original, wrapper, error))
         _wrap_init(

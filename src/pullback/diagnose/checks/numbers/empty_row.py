@@ -72,7 +72,8 @@ class EmptyRow(BirthFault):
         keys = torch.randn(3, 4)
         hidden = torch.tensor([[False, True, False], [True, True, True]])
         scores = query(torch.randn(2, 4)) @ keys.t()
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        mask = torch.zeros(2, 3).masked_fill(hidden, float("-inf"))
+        weights = (scores + mask).softmax(-1)
         (weights @ keys).sum().backward()
 
     @staticmethod
@@ -83,5 +84,6 @@ class EmptyRow(BirthFault):
         keys = torch.randn(3, 4)
         hidden = torch.tensor([[False, True, False], [True, True, True]])
         scores = query(torch.randn(2, 4)) @ keys.t()
-        weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
+        mask = torch.zeros(2, 3).masked_fill(hidden, torch.finfo(scores.dtype).min)
+        weights = (scores + mask).softmax(-1)
         (weights @ keys).sum().backward()
