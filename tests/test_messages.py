@@ -64,8 +64,5 @@ def test_placeholders_are_the_names_in_braces():
 
 
 def test_say_fills_in_what_is_said_in_chinese():
-    pullback.language.speak("zh")
-    try:
+    with pullback.language.spoken("zh"):
         assert pullback.language.say("audit: nothing found") == "审查：没有发现问题"
-    finally:
-        pullback.language.speak(None)

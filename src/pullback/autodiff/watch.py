@@ -73,9 +73,8 @@ class Watch(TorchFunctionMode):
         name = name_of(func, args)
         if name == "__get__":  # an attribute
             return func(*args, **(kwargs or {}))
-        if (
-            caller := caller_of_function(sys._getframe(1))
-        ) is not None:  # a part of a custom function, whose node is made already
+        caller = caller_of_function(sys._getframe(1))
+        if caller is not None:  # a part of a custom function, whose node is made already
             self._note(user_line(caller))
             return func(*args, **(kwargs or {}))
         line, recorded = user_line(), torch.is_grad_enabled()

@@ -76,22 +76,12 @@ class Backward:
     def nodes(self) -> list[Node]:
         """The nodes behind the roots, each once, the first ``NODES`` of them."""
         roots = [root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None) for root in self.roots]
-        stack = [node for node in dict.fromkeys(roots) if node is not None]
-        seen = dict.fromkeys(stack)
-        while stack and len(seen) < NODES:
-            for child, _ in stack.pop().next_functions:
-                if child is not None and child not in seen:
-                    seen[child] = None
-                    stack.append(child)
-        order = list(seen)
-        free_gently(order)
-        return order
+        return nodes_behind(node for node in roots if node is not None)
 
     @cached_property
     def leaves(self) -> list[Tensor]:
         """The leaves that it reaches: those that get a gradient."""
-        leaves = [node.variable for node in self.nodes if node.name() == "torch::autograd::AccumulateGrad"]  # type: ignore[attr-defined]
-        return leaves + [root for root in self.roots if isinstance(root, Tensor) and root.is_leaf]
+        return accumulated(self.nodes) + [root for root in self.roots if isinstance(root, Tensor) and root.is_leaf]
 
 
 @dataclass
@@ -102,11 +92,13 @@ class Step:
         optimizer: The optimizer.
         spot: The line of the user's.
         number: How many steps of this optimizer there were before.
+        closure: What ``step()`` was given, or None.
     """
 
     optimizer: Optimizer
     spot: Spot | None
     number: int
+    closure: Any = None
 
     @property
     def parameters(self) -> Iterator[Tensor]:
@@ -130,9 +122,9 @@ class Wrapped:
     sources: list[ref[Tensor]]
 
 
-def leaves_behind(nodes: Iterable[Node]) -> list[Tensor]:
-    """The leaves behind some nodes; the graph is walked over ``NODES`` nodes."""
-    seen = dict.fromkeys(nodes)
+def nodes_behind(starts: Iterable[Node]) -> list[Node]:
+    """Some nodes and those behind them, each once, the first ``NODES`` of them."""
+    seen = dict.fromkeys(starts)
     stack = list(seen)
     while stack and len(seen) < NODES:
         for child, _ in stack.pop().next_functions:
@@ -141,7 +133,17 @@ def leaves_behind(nodes: Iterable[Node]) -> list[Tensor]:
                 stack.append(child)
     order = list(seen)
     free_gently(order)
-    return [node.variable for node in order if node.name() == "torch::autograd::AccumulateGrad"]  # type: ignore[attr-defined]
+    return order
+
+
+def accumulated(nodes: Iterable[Node]) -> list[Tensor]:
+    """The leaves whose gradients some nodes accumulate."""
+    return [node.variable for node in nodes if node.name() == "torch::autograd::AccumulateGrad"]  # type: ignore[attr-defined]
+
+
+def leaves_behind(starts: Iterable[Node]) -> list[Tensor]:
+    """The leaves behind some nodes."""
+    return accumulated(nodes_behind(starts))
 
 
 @dataclass(frozen=True)
@@ -378,15 +380,17 @@ class Audit:
         """How many steps of an optimizer were heard."""
         return self._steps.get(optimizer, 0)
 
-    def _step(self, optimizer: Optimizer) -> Step:
+    def _step(self, optimizer: Optimizer, given: Iterable[Any] = ()) -> Step:
         self.optimizers.add(optimizer)
-        return Step(optimizer, spot_here(2), self.steps(optimizer))
+        closure = next((each for each in given if each is not None), None)
+        return Step(optimizer, spot_here(2), self.steps(optimizer), closure)
 
+    # hooks are given the optimizer as the first of the arguments too
     def _steps_now(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._tell("before_step", self._step(optimizer))
+        self._tell("before_step", self._step(optimizer, (*args[1:], *kwargs.values())))
 
     def _has_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._tell("after_step", self._step(optimizer))
+        self._tell("after_step", self._step(optimizer, (*args[1:], *kwargs.values())))
         self._steps[optimizer] = self.steps(optimizer) + 1
 
     def _wrap_parameters(self) -> Callable[[], None]:

@@ -8,10 +8,10 @@ from typing import Any
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training.clipping import NOTHING, clipped, clipping_now
-from pullback.diagnose.evidence.training.loop import Key, key_of, own_line
+from pullback.diagnose.evidence.training.clipping import NOTHING, between, clipped, clipping_now
+from pullback.diagnose.evidence.training.loop import Key, key_of
 from pullback.diagnose.recorders.tape import Call
-from pullback.diagnose.values import Diagnosis, Edit, Fix
+from pullback.diagnose.values import Diagnosis
 from pullback.language import say
 
 
@@ -50,25 +50,10 @@ class ClippedEarly(Fault):
         self._waiting.clear()
 
     def _finding(self, spot: Spot, after: Spot) -> Diagnosis:
-        source, clip, run = spot.source, spot.statement, after.statement
-        edits: tuple[Edit, ...] = ()
-        if (
-            clip is not None and run is not None and spot.code is after.code and clip.lineno < run.lineno
-            and source.parent(clip) is source.parent(run) and own_line(source, clip) and own_line(source, run)
-        ):  # fmt: skip
-            edits = (
-                Edit(spot.file, clip.lineno, clip.end_lineno or clip.lineno, None),
-                source.inserted_after(run, source.text(clip)),
-            )
         return self.found(
             say("None of these parameters had a gradient when they were clipped; the pass that follows computes them."),
             [spot.mark(say("clipped too early")), after.mark(say("the gradients are computed here"))],
-            Fix(
-                say("Clip between backward() and step()."),
-                "loss.backward()\ntorch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\noptimizer.step()",
-                edits,
-                "high" if edits else "medium",
-            ),
+            between(spot, after, after=True),
         )
 
     @staticmethod

@@ -11,10 +11,10 @@ from torch import Tensor
 from pullback.diagnose.audit import Audit, Step
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training.clipping import NORMS, clipped, clipping_now
-from pullback.diagnose.evidence.training.loop import key_of, own_line
+from pullback.diagnose.evidence.training.clipping import NORMS, between, clipped, clipping_now
+from pullback.diagnose.evidence.training.loop import key_of
 from pullback.diagnose.recorders.tape import Call
-from pullback.diagnose.values import Edit, Fix
+from pullback.diagnose.values import Diagnosis
 from pullback.language import say
 
 
@@ -74,26 +74,11 @@ class ClippedLate(Fault):
             spot = used[3]
         return spot
 
-    def _finding(self, spot: Spot, first: Spot) -> Any:
-        source, clip, step = spot.source, spot.statement, first.statement
-        edits: tuple[Edit, ...] = ()
-        if (
-            clip is not None and step is not None and spot.code is first.code and step.lineno < clip.lineno
-            and source.parent(clip) is source.parent(step) and own_line(source, clip) and own_line(source, step)
-        ):  # fmt: skip
-            edits = (
-                source.inserted_before(step, source.text(clip)),
-                Edit(spot.file, clip.lineno, clip.end_lineno or clip.lineno, None),
-            )
+    def _finding(self, spot: Spot, first: Spot) -> Diagnosis:
         return self.found(
             say("The step before has used these gradients already; no pass has computed them anew since."),
             [spot.mark(say("clipped too late")), first.mark(say("used here, as they were"))],
-            Fix(
-                say("Clip between backward() and step()."),
-                "loss.backward()\ntorch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\noptimizer.step()",
-                edits,
-                "high" if edits else "medium",
-            ),
+            between(spot, first, after=False),
         )
 
     @staticmethod

@@ -16,8 +16,8 @@ from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
 from pullback.diagnose.evidence.source import source_of
 from pullback.diagnose.evidence.training.loop import optimizer_name, root_numbers
-from pullback.diagnose.evidence.training.steps import closure_now
 from pullback.diagnose.values import Fix, Mark
+from pullback.graph.recording.userfiles import user_files
 from pullback.graph.values import Place
 from pullback.language import say
 
@@ -54,7 +54,7 @@ class StaleClosure(Fault):
         self._fresh = True
 
     def before_step(self, audit: Audit, step: Step) -> None:
-        self._closure = closure_now()
+        self._closure = _users(step.closure)
         self._inside = self._closure is not None
         self._roots = []
         self._grads = [(ref(each.grad), each.grad._version) for each in step.parameters if each.grad is not None]
@@ -143,3 +143,9 @@ class StaleClosure(Fault):
 
         for _ in range(3):
             optimizer.step(closure)
+
+
+def _users(closure: Any) -> CodeType | None:
+    """The code of a closure, if it is the user's."""
+    code = getattr(closure, "__code__", None)
+    return code if isinstance(code, CodeType) and user_files(()).own_file(code.co_filename) else None

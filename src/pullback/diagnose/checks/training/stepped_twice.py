@@ -11,7 +11,6 @@ from pullback.diagnose.audit import Audit, Step
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
 from pullback.diagnose.evidence.training.loop import key_of, optimizer_name, own_line, scaler_of
-from pullback.diagnose.evidence.training.steps import has_closure
 from pullback.diagnose.evidence.training.untrained import numbers_of
 from pullback.diagnose.values import Edit, Fix
 from pullback.language import say
@@ -38,7 +37,7 @@ class SteppedTwice(Fault):
 
     def before_step(self, audit: Audit, step: Step) -> None:
         spot = step.spot
-        if spot is None or audit.reported(self.code) or isinstance(step.optimizer, LBFGS) or has_closure():
+        if spot is None or audit.reported(self.code) or isinstance(step.optimizer, LBFGS) or step.closure is not None:
             return
         for each in step.parameters:
             used = self._used.get(id(each))
@@ -54,7 +53,7 @@ class SteppedTwice(Fault):
             return
 
     def after_step(self, audit: Audit, step: Step) -> None:
-        if step.spot is None or has_closure():
+        if step.spot is None or step.closure is not None:
             return
         for each in step.parameters:
             if each.grad is not None and each.requires_grad:
