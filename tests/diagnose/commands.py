@@ -19,7 +19,7 @@ def python(folder, *arguments, given="", timeout=120, **environment):
         **{
             key: value
             for key, value in os.environ.items()
-            if not key.startswith(("PYTEST", "FORCE_COLOR", "LC_", "LANG"))
+            if not key.startswith(("PYTEST", "PYTHONUNBUFFERED", "FORCE_COLOR", "LC_", "LANG"))
         },
         "PYTHONPATH": str(SOURCE),
         "OMP_NUM_THREADS": "1",

@@ -36,7 +36,7 @@ PROGRAM = """
     if sys.argv[1] == "fail":
         loss.backward()
     loss.sum().backward()
-    print("rank", dist.get_rank(), "done")
+    sys.stdout.write(f"rank {dist.get_rank()} done\\n")
     dist.destroy_process_group()
 """
 
