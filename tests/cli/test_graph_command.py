@@ -611,7 +611,9 @@ def test_ctrl_c(script):
 def test_ctrl_c_from_outside(tmp_path):
     path = tmp_path / "cli_waits.py"
     path.write_text(
-        "import os, signal\ndef f(x):\n    os.kill(os.getpid(), signal.SIGINT)\n    while True:\n        x.sin()\n",
+        "import os, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it\n"
+        "def f(x):\n    os.kill(os.getpid(), signal.SIGINT)\n    while True:\n        x.sin()\n",
         encoding="utf-8",
     )
     said = process("graph", f"{path}:f", "--input", "3", timeout=60)

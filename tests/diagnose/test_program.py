@@ -38,6 +38,7 @@ ENDS = """
     if how == "list":
         sys.exit([1, 2])
     if how == "interrupt":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
     if how == "error":
