@@ -42,7 +42,7 @@ class Attention:
 
 
 TRACE = Attention(first=3)
-AUDIT = Attention(first=40, again=12, share=0.25)
+AUDIT = Attention(first=40, again=12, share=0.15)
 
 
 class Focus:

@@ -24,12 +24,16 @@ TRACERS = 8
 
 
 class _Thread:
-    """A thread that is or was recorded: its table, and the recordings that are open in it, the latest last."""
+    """A thread that is or was recorded: its table, and the recordings that are open in it, the latest last.
+
+    Attributes:
+        tracer: What follows it, if any recording is open.
+    """
 
     def __init__(self) -> None:
         self.table = table_of_this_thread()
         self._open: list[_Entered] = []
-        self._tracer: Follower | None = None
+        self.tracer: Follower | None = None
         self._tracers: dict[tuple[tuple[str, ...], bool], Follower] = {}
 
     def enter(self, entered: _Entered, frame: FrameType | None) -> None:
@@ -47,38 +51,28 @@ class _Thread:
         """Record for one less; called in another thread."""
         if entered in self._open:
             self._open.remove(entered)
-            if not self._open and self._tracer is not None:
-                self._tracer.halt()
+            if not self._open and self.tracer is not None:
+                self.tracer.halt()
 
     def look(self) -> None:
         """Note what the line that runs now has made until now."""
-        if self._tracer is not None:
-            self._tracer.look()
+        if self.tracer is not None:
+            self.tracer.look()
 
     def soon(self, action: Callable[[], None]) -> None:
         """Do something once, at the next event of the user's code."""
-        if self._tracer is not None:
-            self._tracer.soon(action)
-
-    def pause(self) -> None:
-        """Hear nothing for a while in which only a library runs."""
-        if self._tracer is not None:
-            self._tracer.pause()
-
-    def resume(self) -> None:
-        """Hear again."""
-        if self._tracer is not None:
-            self._tracer.resume()
+        if self.tracer is not None:
+            self.tracer.soon(action)
 
     def _follow(self, frame: FrameType | None) -> None:
         """Have the tracer that the open recordings need, and none if there is none."""
         packages = tuple(sorted({name for each in self._open for name in each.packages}))
         new = self._of(packages, any(each.modules for each in self._open)) if self._open else None
-        old = self._tracer
+        old = self.tracer
         if new is not None and new is old and new.running:
             return
         calls = old.stop(frame) if old is not None else []
-        self._tracer = new
+        self.tracer = new
         if new is not None:
             new.start(frame, calls)
 
@@ -231,12 +225,14 @@ class Recording(ContextDecorator):
     @staticmethod
     def pause() -> None:
         """Hear nothing in this thread for a while in which only a library runs: an optimizer's step, say."""
-        _HERE.thread.pause()
+        if (tracer := _HERE.thread.tracer) is not None:
+            tracer.pause()
 
     @staticmethod
     def resume() -> None:
         """Hear again."""
-        _HERE.thread.resume()
+        if (tracer := _HERE.thread.tracer) is not None:
+            tracer.resume()
 
     def __len__(self) -> int:
         _HERE.thread.look()

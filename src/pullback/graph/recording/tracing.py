@@ -110,7 +110,7 @@ class Tracer(Follower):
         return calls
 
     def pause(self) -> None:
-        if self.running and self._previous is None:
+        if self._previous is None and sys.gettrace() is self._entry:
             sys.settrace(None)
 
     def resume(self) -> None:
