@@ -285,3 +285,32 @@ def test_a_tensor_without_a_name_is_called_by_its_place():
     """
     (found,) = told(program)["diagnoses"]
     assert "its first argument" in found["cause"]
+
+
+STEPPED = """
+    import torch
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    one, two = (net(torch.randn(8, 4)).pow(2).mean() for _ in range(2))
+    one.backward()
+    optimizer.step()
+    two.backward()
+"""
+RESULT = """
+    import torch
+    def loss(w):
+        h = w.exp()
+        h += 1
+        return h.sum()
+    loss(torch.randn(3, requires_grad=True)).backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "shape", "made"),
+    [(STEPPED, "net.2.weight", [1, 4], None), (RESULT, "the result of exp", [3], "ExpBackward0")],
+)
+def test_the_tensor_is_shown_as_the_user_has_it(program, name, shape, made):
+    """Not as the node kept it: as a view of the parameter, and without its place in the graph."""
+    ((found,),) = (each["tensors"] for each in told(program)["diagnoses"])
+    assert (found["name"], found["shape"], found["grad_fn"], found["requires_grad"]) == (name, shape, made, True)

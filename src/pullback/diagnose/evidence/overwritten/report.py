@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.freed.flow import path_of
+from pullback.diagnose.evidence.freed.names import held_in
 from pullback.diagnose.evidence.freed.report import alone, marked
 from pullback.diagnose.evidence.functions.classes import saver_of
 from pullback.diagnose.evidence.overwritten.find import Overwritten, overwritten
@@ -127,7 +129,26 @@ def sentence(found: Overwritten) -> str:
 
 def subjects(case: Case, found: Overwritten) -> list[Subject]:
     """The overwritten tensor."""
-    return [] if found.tensor is None else [Subject.of(found.tensor, name_of(found), "overwritten")]
+    if found.tensor is None:
+        return []
+    if (own := _own(case, found.name)) is not None:
+        return [Subject.of(own, found.name, "overwritten")]
+    subject = Subject.of(found.tensor, name_of(found), "overwritten")
+    if found.result and found.reader is not None:  # what a node keeps of its own result has lost its place in the graph
+        subject = replace(subject, grad_fn=found.reader.name(), requires_grad=True)
+    return [subject]
+
+
+def _own(case: Case, name: str) -> Tensor | None:
+    """The tensor that the user calls so: a node may have kept a view or an alias of it."""
+    for held in held_in(case.frames) if name else ():
+        if held.path == name:
+            return held.tensor
+    for variable, module in case.holds(nn.Module) if "." in name else ():
+        for inner, parameter in nn.Module.named_parameters(module, remove_duplicate=False):
+            if name == f"{variable}.{inner}":
+                return parameter
+    return None
 
 
 def out_of_place(form: Form | None, *, part: bool = False) -> tuple[Edit, ...]:
