@@ -39,7 +39,7 @@ class OutsideLevel(Cause):
             [case.mark(say("outside every dual_level()"))],
             Fix(
                 say("Put this line, and all that computes with it, into a dual_level() block."),
-                "with torch.autograd.forward_ad.dual_level():\n    ...",
+                case.site.source.code(*edits) or "with torch.autograd.forward_ad.dual_level():\n    ...",
                 edits,
                 "high" if edits else "medium",
             ),

@@ -7,6 +7,7 @@ import ast
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.freed.find import SECOND_TIME
+from pullback.diagnose.evidence.freed.report import retaining
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
@@ -34,12 +35,17 @@ class SavedRead(Cause):
         last = next((each for each in reversed(case.passes) if not each.retain_graph and each.spot is not None), None)
         if last is not None and last.spot is not None:
             marks.append(last.spot.mark(say("this pass freed it")))
+        kept = retaining(last.spot) if last is not None else ()
         return self.found(
             say("{text} is kept for the backward pass only, which has been and freed it.", text=case.text(node)),
             marks,
             Fix(
                 say("Read it before the backward pass, or let that pass keep the graph."),
-                "loss.backward(retain_graph=True)",
+                last.spot.source.code(*kept).strip()
+                if last is not None and last.spot is not None and kept
+                else "loss.backward(retain_graph=True)",
+                kept,
+                "medium",
             ),
         )
 

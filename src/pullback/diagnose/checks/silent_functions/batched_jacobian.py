@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+
 from torch import Tensor
 
 from pullback.diagnose.audit import Audit
+from pullback.diagnose.evidence.frames import Frame
 from pullback.diagnose.evidence.numbers.functional import Functional, Jacobian, Lost
 from pullback.diagnose.evidence.numbers.functional_check import FunctionalFault
 from pullback.diagnose.values import Diagnosis, Fix
@@ -51,7 +54,7 @@ class BatchedJacobian(FunctionalFault):
             [seen.asked.mark(say("the Jacobian is taken here"))],
             Fix(
                 say("Take one Jacobian for each sample."),
-                "torch.func.vmap(torch.func.jacrev(f))(x)    # f takes one sample; shape (N, m, n)",
+                _by_sample(seen.asked, tuple(given.shape), tuple(output.shape)),
             ),
             confidence="medium",
         )  # fmt: skip
@@ -70,6 +73,15 @@ class BatchedJacobian(FunctionalFault):
         net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
         whole = torch.autograd.functional.jacobian(net, torch.randn(3))
         jacobian = torch.func.vmap(torch.func.jacrev(net))(torch.randn(8, 3))
+
+
+def _by_sample(asked: Frame, given: tuple[int, ...], output: tuple[int, ...]) -> str:
+    """The call that takes one Jacobian for each sample, with the names of the call that took all."""
+    call, source = asked.node, asked.source
+    names = [source.text(each) for each in call.args[:2]] if isinstance(call, ast.Call) else []
+    of, at = names if len(names) == 2 else ("f", "x")
+    shape = (given[0], *output[1:], *given[1:])
+    return f"torch.func.vmap(torch.func.jacrev({of}))({at})    # {say('of shape {shape}', shape=shape)}"
 
 
 def _is_diagonal(output: Tensor, given: Tensor, block: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Mapping
 from types import FrameType
@@ -11,9 +12,10 @@ import torch
 
 from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
+from pullback.diagnose.evidence.transforms import keyword_of, without_keyword
 from pullback.diagnose.recorders.spots import spot_of
 from pullback.diagnose.recorders.tape import Call
-from pullback.diagnose.values import Fix
+from pullback.diagnose.values import Edit, Fix
 from pullback.graph.frames import variables
 from pullback.language import say
 
@@ -48,6 +50,9 @@ class CheckpointedDropout(Fault):
         if frame is None or variables(frame).get("preserve_rng_state") is not False:
             return
         asked = spot_of(caller)
+        edits: tuple[Edit, ...] = ()
+        if asked is not None and isinstance(asked.node, ast.Call) and keyword_of(asked.node, "preserve_rng_state"):
+            edits = without_keyword(asked, asked.node, "preserve_rng_state")
         marks = [asked.mark(say("preserve_rng_state=False is said here"))] if asked is not None else []
         marks.append(call.spot.mark(say("random numbers are drawn here, and again in the backward")))
         audit.report(
@@ -58,7 +63,12 @@ class CheckpointedDropout(Fault):
                     operation=call.name,
                 ),
                 marks,
-                Fix(say("Leave preserve_rng_state at its default."), "checkpoint(function, x, use_reentrant=False)"),
+                Fix(
+                    say("Leave preserve_rng_state at its default."),
+                    asked.source.code(*edits).strip() if asked is not None and edits else "preserve_rng_state=True",
+                    edits,
+                    "high" if edits else "medium",
+                ),
             )
         )  # fmt: skip
 

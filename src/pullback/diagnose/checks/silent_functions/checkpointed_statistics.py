@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +36,7 @@ class CheckpointedStatistics(Fault):
     hears = frozenset({"batch_norm"})
 
     def __init__(self) -> None:
-        self._seen: list[tuple[Spot, Spot | None]] = []
+        self._seen: list[tuple[Spot, Spot | None, str]] = []
 
     def after_call(
         self, audit: Audit, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
@@ -59,14 +60,15 @@ class CheckpointedStatistics(Fault):
                 "checkpoint",
                 "forward",
             }:
-                self._seen.append((call.spot, spot_of(frame)))
+                name = audit.name_of(given["running_mean"], "bn.running_mean").rpartition(".")[0]
+                self._seen.append((call.spot, spot_of(frame), re.sub(r"\.(\d+)", r"[\1]", name)))
                 return
             if frame.f_back is None:
                 return
             frame = frame.f_back
 
     def after_backward(self, audit: Audit, backward: Backward) -> None:
-        for spot, asked in self._seen:
+        for spot, asked, name in self._seen:
             marks = [asked.mark(say("checkpointed here"))] if asked is not None else []
             if asked is None or asked.line != spot.line:
                 marks.append(spot.mark(say("the batch norm runs here, and again in the backward")))
@@ -80,7 +82,7 @@ class CheckpointedStatistics(Fault):
                     marks,
                     Fix(
                         say("Leave the batch norm out of the checkpoint, or adapt its momentum."),
-                        "bn.momentum = 1 - (1 - bn.momentum) ** 0.5",
+                        f"{name}.momentum = 1 - (1 - {name}.momentum) ** 0.5",
                     ),
                     confidence="medium",
                 )

@@ -70,7 +70,7 @@ class OutputOnCtx(Fault):
             [Mark.at(Place(code.co_filename, found, f"{function}.forward"), say("the output is kept here"))],
             Fix(
                 say("Save it with ctx.save_for_backward."),
-                "ctx.save_for_backward(y)    # in backward: (y,) = ctx.saved_tensors",
+                f"ctx.save_for_backward({name})    # {say('in backward:')} ({name},) = ctx.saved_tensors",
             ),
         )  # fmt: skip
 

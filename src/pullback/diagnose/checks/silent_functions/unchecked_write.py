@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+
+from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
@@ -31,7 +34,7 @@ class UncheckedWrite(Fault):
     title = "A saved tensor was changed in place, and saved-tensor hooks had switched off the check."
 
     def __init__(self) -> None:
-        self._found: list[tuple[list[Mark], str]] = []
+        self._found: list[tuple[list[Mark], str, str]] = []
         self._looked = -1
 
     def before_backward(self, audit: Audit, backward: Backward) -> None:
@@ -72,15 +75,16 @@ class UncheckedWrite(Fault):
         marks.append(spot.mark(say("changed in place here")))
         if asked is not None:
             marks.append(asked.mark(say("the backward uses the new values here")))
-        self._found.append((marks[1:2] + marks[:1] + marks[2:] if len(marks) > 2 else marks, node.name()))
+        ordered = marks[1:2] + marks[:1] + marks[2:] if len(marks) > 2 else marks
+        self._found.append((ordered, node.name(), _out_of_place(spot)))
 
     def after_backward(self, audit: Audit, backward: Backward) -> None:
         # torch's own check would have raised: that it did not is what the hooks did
-        for marks, name in self._found:
-            audit.report(self._finding(marks, name))
+        for found in self._found:
+            audit.report(self._finding(*found))
         self._found = []
 
-    def _finding(self, marks: list[Mark], name: str) -> Diagnosis:
+    def _finding(self, marks: list[Mark], name: str, code: str) -> Diagnosis:
         return self.found(
             say(
                 "{node} keeps a tensor for its backward that was changed in place afterwards. Without hooks torch "
@@ -91,7 +95,7 @@ class UncheckedWrite(Fault):
             marks,
             Fix(
                 say("Make a new tensor instead of the in-place change, or let the pack hook copy."),
-                "pack = lambda t: t.clone()",
+                code,
             ),
         )  # fmt: skip
 
@@ -116,3 +120,13 @@ class UncheckedWrite(Fault):
             y = h.sin() * h
         h.add_(1.0)
         y.sum().backward()
+
+
+def _out_of_place(spot: Spot) -> str:
+    """The line that makes a new tensor: ``h = h.add(1)`` for ``h.add_(1)``; the hook that copies, of any other line."""
+    node, source = spot.node, spot.source
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        of, plain = source.text(node.func.value), node.func.attr.removesuffix("_")
+        if plain != node.func.attr and hasattr(Tensor, plain):
+            return f"{of} = {of}.{plain}({', '.join(map(source.text, [*node.args, *node.keywords]))})"
+    return "pack = lambda t: t.clone()"

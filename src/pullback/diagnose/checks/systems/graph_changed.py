@@ -36,7 +36,7 @@ class GraphChanged(Cause):
             marks,
             Fix(
                 say("Say find_unused_parameters=True instead of static_graph=True."),
-                "find_unused_parameters=True",
+                calls[0][0].code(*edits).strip() if edits else "find_unused_parameters=True",
                 edits,
                 "high" if edits else "medium",
             ),

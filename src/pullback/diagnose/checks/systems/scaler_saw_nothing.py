@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.freed.report import call_of
 from pullback.diagnose.evidence.functions.scaler import earlier, optimizer_of, parameters_of, within
 from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
@@ -52,7 +54,19 @@ class ScalerSawNothing(Cause):
         else:
             cause = say("The scaler was updated, but no optimizer has stepped through it since the last time.")
             fix = say("Call scaler.step(optimizer) before scaler.update(), and both in the same iterations.")
-        return self.found(cause, marks, Fix(fix, "scaler.scale(loss).backward()", (), "medium"))
+        return self.found(cause, marks, Fix(fix, self._code(case), (), "medium"))
+
+    @staticmethod
+    def _code(case: Case) -> str:
+        """The last pass with its loss scaled; where it is scaled already, the step that is missing."""
+        func = case.call.func if case.call is not None else None
+        scaler = case.text(func.value) if isinstance(func, ast.Attribute) else "scaler"
+        call = call_of(case.passes[-1].spot) if case.passes else None
+        root = call.func.value if call is not None and isinstance(call.func, ast.Attribute) else None
+        text = case.passes[-1].spot.source.text(root) if root is not None and case.passes[-1].spot is not None else ""
+        if text.startswith(f"{scaler}.scale("):
+            return f"{text}.backward()\n{scaler}.step(optimizer)\n{scaler}.update()"
+        return f"{scaler}.scale({text or 'loss'}).backward()"
 
     @staticmethod
     def bad():

@@ -89,7 +89,7 @@ class ParameterNames(Cause):
             [case.mark(say("functional_call is called here"))],
             Fix(
                 say("Pass a dict: dict(net.named_parameters())."),
-                "dict(net.named_parameters())",
+                f"dict({case.text(case.argument('module', 0)) or 'net'}.named_parameters())",
                 edits,
                 "high" if edits else "medium",
             ),
