@@ -321,3 +321,26 @@ def test_the_saved_output_of_a_function_has_its_name(level):
     assert diagnosis["code"] == "PB401"
     assert "tensors[0]" not in str(diagnosis)
     assert "Bend kept" in diagnosis["cause"]
+
+
+WRITES = {
+    "method": ("h.data.mul_(5)", "h = h.mul(5)"),
+    "operator": ("h.data *= 5", "h = h.clone()\nh *= 5"),
+    "items": ("h.data[0] = 5", "h = h.clone()\nh[0] = 5"),
+    "after the last use": ("loss.backward(); h.data.mul_(5); loss = x.sum()", None),
+    "of what nobody keeps": ("k = h + 1; k.data.mul_(5)", None),
+    "its own clone": ("h.data.clone().mul_(5)", None),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_writes_through_data_are_found_where_the_backward_needs_what_was_there(how):
+    written, code = WRITES[how]
+    report = told(
+        "import torch\nx = torch.tensor([2.0], requires_grad=True)\nh = x * 1\nloss = (h ** 2).sum()\n"
+        f"{written}\nloss.backward()\n",
+        "audit",
+    )
+    assert not report["trouble"]
+    found = [(each["code"], each["lines"][0]["line"], each["fix"]["code"]) for each in report["findings"]]
+    assert [each for each in found if each[0] == "PBA519"] == ([("PBA519", 5, code)] if code else [])
