@@ -43,7 +43,8 @@ NODES = 20_000
 # So many threads are remembered.
 THREADS = 1000
 EVENTS = (
-    "before_backward", "after_backward", "before_step", "after_step", "after_zero_grad", "warned", "at_end",
+    "before_backward", "after_backward", "before_step", "after_step", "after_zero_grad", "before_load", "warned",
+    "at_end",
 )  # fmt: skip
 
 
@@ -315,6 +316,7 @@ class Audit:
         self._until_stop = [
             self._wrap_parameters(),
             self._wrap_init(),
+            self._wrap_load(),
             self._wrap_warnings(),
             self._wrap_threads(),
         ]
@@ -430,6 +432,23 @@ class Audit:
 
         def undo() -> None:
             Optimizer.__init__ = original  # type: ignore[method-assign]
+
+        return undo
+
+    def _wrap_load(self) -> Callable[[], None]:
+        original = nn.Module.load_state_dict
+
+        @functools.wraps(original)
+        def load_state_dict(module: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+            spot = spot_here(2)
+            if spot is not None:
+                self._tell("before_load", module, state_dict, spot)
+            return original(module, state_dict, *args, **kwargs)
+
+        nn.Module.load_state_dict = load_state_dict  # type: ignore[assignment, method-assign]
+
+        def undo() -> None:
+            nn.Module.load_state_dict = original  # type: ignore[method-assign]
 
         return undo
 

@@ -14,8 +14,11 @@ from pullback.diagnose.values import Confidence, Diagnosis, Fix, Mark, Subject
 from pullback.language import say
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from pullback.diagnose.audit import Audit, Backward, Step
     from pullback.diagnose.case import Case
+    from pullback.diagnose.evidence.frames import Spot
     from pullback.diagnose.recorders.tape import Call
 
 CHECKS = "pullback.diagnose.checks"
@@ -131,6 +134,9 @@ class Fault(Check):
 
     def after_zero_grad(self, audit: Audit, step: Step) -> None:
         """After ``optimizer.zero_grad()``."""
+
+    def before_load(self, audit: Audit, module: nn.Module, state: Any, spot: Spot) -> None:
+        """Before ``module.load_state_dict(state)``, at a line of the user's."""
 
     def warned(self, audit: Audit, message: str, category: type[Warning], mark: Mark) -> None:
         """A warning was shown, at a line of the user's."""
