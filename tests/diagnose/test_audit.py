@@ -12,6 +12,7 @@ from pullback.diagnose.audit import Audit
 from pullback.diagnose.check import Fault
 from pullback.diagnose.recorders.passes import Passes
 from pullback.diagnose.values import Fix
+from tests.diagnose.harness import told
 
 
 class Ear(Fault):
@@ -100,6 +101,7 @@ def test_everything_is_as_it_was_afterwards():
         threading.Thread.start,
         warnings.showwarning,
         torch.nn.Parameter.__new__,
+        torch.nn.Module.load_state_dict,
     )
     _, stop = listening()
     stop()
@@ -109,9 +111,28 @@ def test_everything_is_as_it_was_afterwards():
         threading.Thread.start,
         warnings.showwarning,
         torch.nn.Parameter.__new__,
+        torch.nn.Module.load_state_dict,
     )
     assert before == after
     assert not torch._C._len_torch_function_stack()
+
+
+def test_loading_a_state_works_as_before_and_is_found_where_nothing_was_copied():
+    report = told(
+        """
+        import torch
+        net, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        kept = net.state_dict()
+        assert other.load_state_dict(kept, strict=True) == other.load_state_dict(net.state_dict())
+        partial = {**net.state_dict(), "bias": torch.ones(1)}
+        net.load_state_dict(partial)
+        assert net.bias.item() == 1
+        net.load_state_dict(kept)
+        """,
+        "audit",
+    )
+    assert (report["error"], report["trouble"]) == (None, [])
+    assert [(each["code"], each["lines"][0]["line"]) for each in report["findings"]] == [("PBA130", 9)]
 
 
 def test_a_fault_that_raises_is_noted_and_no_more():
