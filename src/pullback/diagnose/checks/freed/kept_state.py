@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed.find import SECOND_TIME, Reentry, carrying_methods
+from pullback.diagnose.evidence.freed.find import SECOND_TIME, Reentry, carrying_methods, filled_parts
 from pullback.diagnose.evidence.freed.flow import events
 from pullback.diagnose.evidence.freed.names import Held, held_in
 from pullback.diagnose.evidence.freed.report import (
@@ -66,16 +66,17 @@ class KeptState(Cause):
 
     @staticmethod
     def _written(held: Held) -> list[Mark]:
-        marks = []
-        for file, function, path in carrying_methods(held):
-            source = source_of(file)
-            for kind, name, target in events(function.body):
-                statement = source.statement(target)
-                if kind != "read" and name == path and statement is not None:
-                    marks.append(
-                        marked(source, statement, say("{name} keeps the graph here", name=path), function.name)
-                    )
-        return marks[-1:]
+        targets = [
+            (file, function, target)
+            for file, function, path in carrying_methods(held)
+            for kind, name, target in events(function.body)
+            if kind != "read" and name == path
+        ]
+        for file, function, target in (targets or list(filled_parts(held)))[-1:]:
+            source, name = source_of(file), f"{function.args.args[0].arg}.{held.attribute}"
+            if (statement := source.statement(target)) is not None:
+                return [marked(source, statement, say("{name} keeps the graph here", name=name), function.name)]
+        return []
 
     @staticmethod
     def _fix(case: Case, found: Reentry) -> Fix:

@@ -180,8 +180,8 @@ def _of_same(case: Case, asking: Frame | None, again: Pass) -> Kind:
     return "grads" if (asked.inputs is not None and not again.accumulates) or asked.verb == "grad" else "same"
 
 
-def _same_spot(asking: Frame | None, earlier: Pass) -> bool:
-    spot = earlier.spot
+def _same_spot(asking: Frame | None, earlier: Pass | None) -> bool:
+    spot = earlier.spot if earlier is not None else None
     return (
         asking is not None and spot is not None and (spot.code, spot.instruction) == (asking.code, asking.instruction)
     )
@@ -336,6 +336,8 @@ def _named(case: Case, asking: Frame | None, held: Held, earlier: Pass | None, *
         if held.variable in written_in(loop):
             return Name("again" if new else "trunk", held)
     outer = next(iter(loop for frame in reversed(case.frames) for loop in loops_around(frame)), None)
+    if new and outer is None and _same_spot(asking, earlier):  # a function that is called twice: a closure, say
+        return Name("outside", held)
     if outer is None or earlier is None or not new:
         return Name("again" if new else "trunk", held)
     if not _same_spot(asking, earlier):
@@ -444,8 +446,18 @@ def renewals(case: Case, held: Held) -> list[tuple[Source, ast.Subscript]]:
 
 
 def attribute_is_carried(held: Held) -> bool:
-    """Whether some method of its object reads an attribute before it writes it."""
-    return any(True for _ in carrying_methods(held))
+    """Whether some method of its object reads an attribute before it writes it, or writes to a part of it."""
+    return any(True for _ in carrying_methods(held)) or any(True for _ in filled_parts(held))
+
+
+def filled_parts(held: Held) -> Iterator[tuple[str, ast.FunctionDef, ast.Subscript]]:
+    """The places in methods that write to a part of a tensor, whose rest stays: ``self.memory[i] = x``."""
+    if not held.path.endswith(f".{held.attribute}"):  # an item of a container
+        return
+    for file, function, path in methods_of(held):
+        for each in ast.walk(function):
+            if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store) and path_of(each.value) == path:
+                yield file, function, each
 
 
 def carrying_methods(held: Held) -> Iterator[tuple[str, ast.FunctionDef, str]]:
