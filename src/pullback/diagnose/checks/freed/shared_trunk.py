@@ -122,7 +122,11 @@ class SharedTrunk(Cause):
             own = bool(between) and between != [_ELSEWHERE]
             return Fix(text, code, edits, "high" if edits and found.certain and own else "medium")
         edits = ()
-        if not any(getattr(each, "attr", "") in {"step", "zero_grad", "grad"} for each in between):
+        if any(getattr(each, "attr", "") in {"step", "zero_grad", "grad"} for each in between):
+            if cut := _cut_in(found, a, first):
+                text = say("If the first loss is not meant to train what made {name}, cut it there.", name=name)
+                return Fix(text, source.code(*cut).strip(), cut, "medium")
+        else:
             statement = source.statement(first) if first is not None else None
             if isinstance(statement, ast.Expr) and (gone := dropped(source, statement)):
                 edits = (*gone, source.replaced(b, f"({one} + {two})"))
@@ -239,6 +243,22 @@ def _cut_before(found: Reentry, first: ast.Call | None) -> tuple[Edit, ...]:
     if held is None or spot is None or len({each.lineno for each in reads}) != len(reads):
         return ()
     return tuple(spot.source.replaced(each, f"{held.variable}.detach()") for each in reads)
+
+
+def _cut_in(found: Reentry, root: ast.expr, first: ast.Call | None) -> tuple[Edit, ...]:
+    """The edit that detaches the shared value in the line that computes the first loss, if that reads it once."""
+    held = found.name.held if found.name else None
+    spot = found.earlier.spot if found.earlier else None
+    if held is None or spot is None or first is None or held.path != held.variable or not isinstance(root, ast.Name):
+        return ()
+    targets = [each for each in written_in(spot.scope).get(root.id, []) if each.lineno < first.lineno]
+    statement = spot.source.statement(targets[-1]) if targets else None
+    reads = (
+        [each for each in ast.walk(statement) if isinstance(each, ast.Name) and each.id == held.variable]
+        if statement
+        else []
+    )
+    return (spot.source.replaced(reads[0], f"{held.variable}.detach()"),) if len(reads) == 1 else ()
 
 
 def _reads_before(found: Reentry, first: ast.Call | None) -> list[ast.Name]:
