@@ -443,3 +443,77 @@ def test_values_that_are_detached_in_each_turn(level):
     assert first["code"] == "PB205"
     assert {7, 12} <= {each["line"] for each in first["lines"]}
     assert first["fix"]["confidence"] != "high"
+
+
+EPISODES = """
+    import torch
+    net = torch.nn.Linear(4, 2)
+    scores, rewards = [], []
+    for episode in range(2):
+        for step in range(3):
+            draw = torch.distributions.Categorical(logits=net(torch.randn(4)))
+            action = draw.sample()
+            scores.append(draw.log_prob(action))
+            rewards.append(float(action))
+        loss = -(torch.stack(scores) * torch.tensor(rewards)).sum()
+        loss.backward()
+"""
+CLOSURE = """
+    import torch
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+    out = net(torch.randn(5, 4))
+    def closure():
+        optimizer.zero_grad()
+        loss = out.exp().mean()
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+"""
+PROTOTYPES = """
+    import torch
+    class Head(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("centers", torch.zeros(3, 4))
+            self.layer = torch.nn.Linear(4, 4)
+        def forward(self, x):
+            z = self.layer(x).tanh()
+            self.centers[1] = 0.9 * self.centers[1] + 0.1 * z.mean(0)
+            return torch.cdist(z, self.centers)
+    head = Head()
+    for _ in range(3):
+        head(torch.randn(5, 4)).mean().backward()
+"""
+TWO_OPTIMIZERS = """
+    import torch
+    actor, critic = torch.nn.Linear(3, 2), torch.nn.Linear(3, 1)
+    one, two = (torch.optim.SGD(each.parameters(), 0.1) for each in (actor, critic))
+    s = torch.randn(6, 3)
+    gain = torch.randn(6) - critic(s).squeeze(-1)
+    policy = -(actor(s).log_softmax(-1)[:, 0] * gain).mean()
+    value = gain.pow(2).mean()
+    one.zero_grad()
+    policy.backward()
+    one.step()
+    two.zero_grad()
+    value.backward()
+    two.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "cure"),
+    [
+        (EPISODES, "PB306", "scores, rewards = [], []"),
+        (CLOSURE, "PB304", "out = net(torch.randn(5, 4))"),
+        (PROTOTYPES, "PB305", "head.centers = head.centers.detach()"),
+        (TWO_OPTIMIZERS, "PB303", "policy = -(actor(s).log_softmax(-1)[:, 0] * gain.detach()).mean()"),
+    ],
+)
+def test_the_cure_is_that_of_the_kind_of_program(program, code, cure, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(program))
+    (found,) = told(file)["diagnoses"]
+    assert (found["code"], found["fix"]["code"]) == (code, cure)
+    assert told(applied([Edit(**each) for each in found["fix"]["edits"]], str(file)))["error"] is None

@@ -6,8 +6,8 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.freed.find import SECOND_TIME, Name, Reentry, update_of
-from pullback.diagnose.evidence.freed.flow import path_of
+from pullback.diagnose.evidence.freed.find import SECOND_TIME, Name, Reentry, fills, update_of
+from pullback.diagnose.evidence.freed.flow import Loop, path_of, written_in
 from pullback.diagnose.evidence.freed.report import alone, earlier_mark, failing_mark, marked, not_retain, of_kind
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.language import say
@@ -42,14 +42,23 @@ class RunningTotal(Cause):
                 marked(frame.source, update, say("each turn's loss is added here", name=name), frame.place.function)
             )
         marks += earlier_mark(found, say("in the turn before, this pass freed the earlier terms of {name}", name=name))
+        collected = _collected(found.name)
         return self.found(
             say(
+                "{name} keeps what earlier turns of the loop put into it. Those were differentiated then, which freed "
+                "their graphs; this turn differentiates them again.",
+                name=name,
+            )
+            if collected
+            else say(
                 "{name} is a sum over the turns of the loop. Its earlier terms were differentiated in earlier turns, "
                 "which freed their graphs; this turn differentiates them again.",
                 name=name,
             ),
             marks,
-            self._fix(found, found.name, update),
+            _emptied(found.name, collected, certain=found.certain)
+            if collected
+            else self._fix(found, found.name, update),
             tensors=[case.subject(found.name.held.tensor, "total", name)],
             confidence="high" if found.certain else "medium",
             useless=[not_retain()],
@@ -103,6 +112,29 @@ class RunningTotal(Cause):
             part = layer(torch.randn(4, 2)).exp().mean()
             whole += part.item()
             part.backward()
+
+
+def _collected(name: Name) -> list[str]:
+    """The lists that each turn fills in a loop of its own: log-probabilities and rewards of an episode, say."""
+    loop, variable = name.loop, name.held.variable
+    if name.held.path == variable or loop is None:
+        return []
+    inner = [each for each in ast.walk(loop) if isinstance(each, Loop) and each is not loop]
+    if not any(fills(each, variable) for each in inner):
+        return []
+    local, written = name.held.frame.local, written_in(loop)
+    lists = [each for each, value in local.items() if isinstance(value, list) and each not in written]
+    return [variable] + [each for each in lists if each != variable and any(fills(one, each) for one in inner)]
+
+
+def _emptied(name: Name, lists: list[str], *, certain: bool) -> Fix:
+    """The lists made anew at the beginning of each turn."""
+    source, loop, variable = name.held.frame.source, name.loop, name.held.variable
+    text = say("Begin each turn with an empty {name}.", name=variable)
+    code = f"{', '.join(lists)} = {', '.join('[]' for _ in lists)}"
+    if loop is None or not alone(source, loop.body[0]) or not isinstance(name.held.frame.local.get(variable), list):
+        return Fix(text, code)
+    return Fix(text, code, (source.inserted_before(loop.body[0], code),), "high" if certain else "medium")
 
 
 def _term(update: ast.stmt | None, total: str) -> ast.expr | None:

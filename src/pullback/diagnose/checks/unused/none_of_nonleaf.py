@@ -9,6 +9,7 @@ from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.absent.leaves import as_leaf, fresh_leaf_inside
 from pullback.diagnose.evidence.absent.values import NoneGradient, none_gradient
 from pullback.diagnose.evidence.definitions import Definition, called, definitions, made
+from pullback.diagnose.evidence.freed.flow import Loop, written_in
 from pullback.diagnose.evidence.source import Source
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
@@ -67,6 +68,8 @@ class NoneOfNonleaf(Cause):
         text = (
             say("Change the leaf in place under no_grad, and clear its gradient.")
             if update
+            else say("Make the new value a leaf of its own in each turn.")
+            if rebound and step is not None and _stepped_in_loop(step, name)
             else say("Keep the gradient of the new tensor with retain_grad(), or read that of the leaf.")
             if rebound
             else say("Make the leaf last, or keep the gradient with retain_grad() before backward().")
@@ -88,6 +91,8 @@ class NoneOfNonleaf(Cause):
         edits: tuple[Edit, ...] = ()
         if update and isinstance(step.statement, ast.Assign):
             edits = (in_place(source, step.statement, name),)
+        elif isinstance(step.statement, ast.Assign) and _stepped_in_loop(step, name):
+            edits = (source.replaced(step.value, f"{_before_dot(source, step.value)}.detach().requires_grad_()"),)
         elif fresh_leaf_inside(step.value):
             edits = (source.replaced(step.value, as_leaf(source, step.value)),)
         elif isinstance(step.statement, ast.Assign) and step.whole and called(step.value) != "detach":
@@ -131,6 +136,23 @@ def _refers(step: Definition, name: str) -> bool:
         for each in ast.walk(step.value)
         if isinstance(each, ast.Name | ast.Attribute)
     )
+
+
+def _stepped_in_loop(step: Definition, name: str) -> bool:
+    """Whether a loop steps a name along its gradient, and then binds it once more: ``x = x.clamp(0, 1)``."""
+    loop = next((each for each in step.scene.source.around(step.value) if isinstance(each, Loop)), None)
+    targets = written_in(loop).get(name, []) if loop is not None else []
+    statements = [step.scene.source.statement(each) for each in targets]
+    return any(
+        isinstance(each, ast.Attribute) and each.attr == "grad"
+        for statement in statements if statement is not None
+        for each in ast.walk(statement)
+    )  # fmt: skip
+
+
+def _before_dot(source: Source, node: ast.expr) -> str:
+    text = source.text(node)
+    return text if isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript) else f"({text})"
 
 
 def _is_update(step: Definition) -> bool:
