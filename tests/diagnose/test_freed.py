@@ -458,6 +458,27 @@ EPISODES = """
         loss = -(torch.stack(scores) * torch.tensor(rewards)).sum()
         loss.backward()
 """
+POLICY = """
+    import torch
+    class Policy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.scores, self.rewards = torch.nn.Linear(4, 2), [], []
+    policy = Policy()
+    def act(state):
+        draw = torch.distributions.Categorical(logits=policy.layer(state))
+        action = draw.sample()
+        policy.scores.append(draw.log_prob(action))
+        policy.rewards.append(float(action))
+    def learn():
+        losses = [-score * reward for score, reward in zip(policy.scores, policy.rewards)]
+        loss = torch.stack(losses).sum()
+        loss.backward()
+    for episode in range(2):
+        for step in range(3):
+            act(torch.randn(4))
+        learn()
+"""
 CLOSURE = """
     import torch
     net = torch.nn.Linear(4, 1)
@@ -506,6 +527,7 @@ TWO_OPTIMIZERS = """
     ("program", "code", "cure"),
     [
         (EPISODES, "PB306", "scores, rewards = [], []"),
+        (POLICY, "PB306", "policy.scores.clear()\npolicy.rewards.clear()"),
         (CLOSURE, "PB304", "out = net(torch.randn(5, 4))"),
         (PROTOTYPES, "PB305", "head.centers = head.centers.detach()"),
         (TWO_OPTIMIZERS, "PB303", "policy = -(actor(s).log_softmax(-1)[:, 0] * gain.detach()).mean()"),

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import ast
+from collections import deque
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
+from pullback.diagnose.evidence.frames import Frame
 from pullback.diagnose.evidence.freed.find import SECOND_TIME, Name, Reentry, fills, update_of
 from pullback.diagnose.evidence.freed.flow import Loop, path_of, written_in
-from pullback.diagnose.evidence.freed.report import alone, earlier_mark, failing_mark, marked, not_retain, of_kind
+from pullback.diagnose.evidence.freed.names import Held
+from pullback.diagnose.evidence.freed.report import (
+    after,
+    alone,
+    earlier_mark,
+    failing_mark,
+    marked,
+    not_retain,
+    of_kind,
+)
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
 from pullback.language import say
 
@@ -30,19 +41,20 @@ class RunningTotal(Cause):
 
     def diagnose(self, case: Case) -> Diagnosis | None:
         found = of_kind(case, "total")
-        if found is None or found.name is None or found.name.loop is None:
+        if found is None or found.name is None or (found.name.loop is None and found.name.held.owner is None):
             return None
-        name, frame = found.name.held.variable, found.name.held.frame
-        update = update_of(frame, found.name.loop, name)
+        held, frame = found.name.held, found.name.held.frame
+        name = held.variable if held.owner is None else held.path.rpartition("[")[0]
+        update = update_of(frame, found.name.loop, name) if found.name.loop is not None else None
         marks = [failing_mark(case, found, say("{name} holds the graphs of all turns so far", name=name))]
         if update is None:
-            marks += _filling(found.name)
+            marks += _filling(case, found.name)
         else:
             marks.append(
                 marked(frame.source, update, say("each turn's loss is added here", name=name), frame.place.function)
             )
         marks += earlier_mark(found, say("in the turn before, this pass freed the earlier terms of {name}", name=name))
-        collected = _collected(found.name)
+        collected = _collected(case, found.name)
         return self.found(
             say(
                 "{name} keeps what earlier turns of the loop put into it. Those were differentiated then, which freed "
@@ -56,10 +68,8 @@ class RunningTotal(Cause):
                 name=name,
             ),
             marks,
-            _emptied(found.name, collected, certain=found.certain)
-            if collected
-            else self._fix(found, found.name, update),
-            tensors=[case.subject(found.name.held.tensor, "total", name)],
+            _emptied(found, held, collected) if collected else self._fix(found, found.name, update),
+            tensors=[case.subject(held.tensor, "total", name)],
             confidence="high" if found.certain else "medium",
             useless=[not_retain()],
         )
@@ -114,27 +124,63 @@ class RunningTotal(Cause):
             part.backward()
 
 
-def _collected(name: Name) -> list[str]:
-    """The lists that each turn fills in a loop of its own: log-probabilities and rewards of an episode, say."""
-    loop, variable = name.loop, name.held.variable
-    if name.held.path == variable or loop is None:
+def _collected(case: Case, name: Name) -> list[str]:
+    """The lists that are filled for each pass: log-probabilities and rewards of an episode, say."""
+    loop, held = name.loop, name.held
+    if held.owner is not None:
+        kept = [each for each, value in vars(held.owner).items() if isinstance(value, list | deque) and value]
+        filled = [each for each in kept if each != held.attribute and _adding(case, each)]
+        prefix = held.path.rpartition("[")[0].rpartition(".")[0]
+        return [f"{prefix}.{each}" for each in (held.attribute, *filled)]
+    if held.path == held.variable or loop is None:
         return []
     inner = [each for each in ast.walk(loop) if isinstance(each, Loop) and each is not loop]
-    if not any(fills(each, variable) for each in inner):
+    if not any(fills(each, held.variable) for each in inner):
         return []
-    local, written = name.held.frame.local, written_in(loop)
+    local, written = held.frame.local, written_in(loop)
     lists = [each for each, value in local.items() if isinstance(value, list) and each not in written]
-    return [variable] + [each for each in lists if each != variable and any(fills(one, each) for one in inner)]
+    return [
+        held.variable,
+        *(each for each in lists if each != held.variable and any(fills(one, each) for one in inner)),
+    ]
 
 
-def _emptied(name: Name, lists: list[str], *, certain: bool) -> Fix:
-    """The lists made anew at the beginning of each turn."""
-    source, loop, variable = name.held.frame.source, name.loop, name.held.variable
-    text = say("Begin each turn with an empty {name}.", name=variable)
-    code = f"{', '.join(lists)} = {', '.join('[]' for _ in lists)}"
-    if loop is None or not alone(source, loop.body[0]) or not isinstance(name.held.frame.local.get(variable), list):
-        return Fix(text, code)
-    return Fix(text, code, (source.inserted_before(loop.body[0], code),), "high" if certain else "medium")
+def _emptied(found: Reentry, held: Held, lists: list[str]) -> Fix:
+    """The lists made anew at the beginning of each turn; those of an object emptied when their pass has been."""
+    text = say("Begin each turn with an empty {name}.", name=lists[0])
+    edits: tuple[Edit, ...] = ()
+    if held.owner is not None:
+        code = "\n".join(f"{each}.clear()" for each in lists)
+        asking = found.asking
+        if asking is not None and _value(asking, lists[0]) is vars(held.owner).get(held.attribute):
+            later = [each for each in ast.walk(asking.scope) if getattr(each, "lineno", 0) > asking.line]
+            read = {each.attr for each in later if isinstance(each, ast.Attribute)}
+            edits = () if any(each.rpartition(".")[2] in read for each in lists) else after(asking, code.split("\n"))
+    else:
+        source, loop = held.frame.source, found.name.loop if found.name else None
+        code = f"{', '.join(lists)} = {', '.join('[]' for _ in lists)}"
+        if loop is not None and alone(source, loop.body[0]) and isinstance(held.frame.local.get(held.variable), list):
+            edits = (source.inserted_before(loop.body[0], code),)
+    return Fix(text, code, edits, "high" if edits and found.certain else "medium")
+
+
+def _value(frame: Frame, path: str) -> object:
+    """What a path stands for in a frame."""
+    return frame.evaluated(ast.parse(path, mode="eval").body)
+
+
+def _adding(case: Case, attribute: str) -> list[Mark]:
+    """The lines that put something into the attribute of an object: ``self.losses.append(loss)``."""
+    found = []
+    for source in {frame.file: frame.source for frame in case.frames}.values():
+        for node in ast.walk(source.tree):
+            func = node.func if isinstance(node, ast.Call) else None
+            if not isinstance(func, ast.Attribute) or func.attr not in {"append", "extend", "insert"}:
+                continue
+            if isinstance(func.value, ast.Attribute) and func.value.attr == attribute and isinstance(node, ast.Call):
+                what = say("each turn's loss is kept in {name} here", name=source.text(func.value))
+                found.append(marked(source, node, what, getattr(source.scope(node), "name", "")))
+    return found
 
 
 def _term(update: ast.stmt | None, total: str) -> ast.expr | None:
@@ -147,8 +193,10 @@ def _term(update: ast.stmt | None, total: str) -> ast.expr | None:
     return None
 
 
-def _filling(name: Name) -> list[Mark]:
+def _filling(case: Case, name: Name) -> list[Mark]:
     """The line that puts each turn's loss into a list."""
+    if name.held.owner is not None:
+        return _adding(case, name.held.attribute)[:1]
     source, variable = name.held.frame.source, name.held.variable
     for node in ast.walk(name.loop) if name.loop is not None else ():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and path_of(node.func.value) == variable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -327,6 +328,8 @@ def _is_looped_over(case: Case, asking: Frame | None, held: Held, earlier: Pass 
 def _named(case: Case, asking: Frame | None, held: Held, earlier: Pass | None, *, new: bool) -> Name:
     """What it says that the freed value still has this name."""
     if held.owner is not None and new:
+        if held.tensor.numel() == 1 and isinstance(vars(held.owner).get(held.attribute), list | deque):
+            return Name("total", held)  # losses or log-probabilities of an episode
         return Name("attribute" if attribute_is_carried(held) else "outside", held)
     for loop in _loops(case, held):
         if held.variable in carried(loop.body):
