@@ -5,6 +5,112 @@ import pytest
 from tests.diagnose.harness import codes, told
 
 FAULTS = {
+    "padding that only a mask names": (
+        "PBA308",
+        """
+        import torch
+        torch.manual_seed(0)
+        embed, out = torch.nn.Embedding(20, 8), torch.nn.Linear(8, 20)
+        tokens = torch.randint(4, 20, (6, 9))
+        for row, length in enumerate((9, 4, 7, 6, 3, 8)):
+            tokens[row, length:] = 1
+        seen = (tokens[:, :-1] == 1).unsqueeze(-1)
+        logits = out(embed(tokens[:, :-1]).masked_fill(seen, 0.0))
+        torch.nn.CrossEntropyLoss()(logits.reshape(-1, 20), tokens[:, 1:].reshape(-1)).backward()  # culprit
+        """,
+    ),
+    "a softmax that is a module of the net": (
+        "PBA302",
+        """
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer, self.softmax = torch.nn.Linear(3, 4), torch.nn.Softmax(dim=1)
+
+            def forward(self, x):
+                return self.softmax(self.layer(x))  # culprit
+
+        torch.nn.CrossEntropyLoss()(Net()(torch.randn(6, 3)), torch.randint(0, 4, (6,))).backward()
+        """,
+    ),
+    "a softmax over the time": (
+        "PBA304",
+        """
+        import torch
+        net = torch.nn.Linear(4, 5)
+        scores = torch.nn.functional.log_softmax(net(torch.randn(3, 6, 4)), dim=1)  # culprit
+        torch.nn.NLLLoss()(scores.reshape(-1, 5), torch.randint(0, 5, (18,))).backward()
+        """,
+    ),
+    "pixels flattened before their classes": (
+        "PBA306",
+        """
+        import torch
+        scores = torch.nn.Conv2d(1, 5, 1)(torch.randn(2, 1, 4, 4))
+        flat = scores.view(-1, 5)  # culprit
+        torch.nn.functional.cross_entropy(flat, torch.randint(0, 5, (2, 4, 4)).view(-1)).backward()
+        """,
+    ),
+    "labels padded with a label": (
+        "PBA308",
+        """
+        import torch
+        from torch.nn.utils.rnn import pad_sequence
+        torch.manual_seed(0)
+        embed, out = torch.nn.Embedding(20, 8, padding_idx=0), torch.nn.Linear(8, 3)
+        sizes = (3, 9, 5, 4)
+        words = pad_sequence([torch.randint(1, 20, (size,)) for size in sizes], batch_first=True)
+        tags = pad_sequence([torch.randint(0, 3, (size,)) for size in sizes], batch_first=True)  # culprit
+        torch.nn.CrossEntropyLoss()(out(embed(words)).view(-1, 3), tags.view(-1)).backward()
+        """,
+    ),
+    "targets in another order": (
+        "PBA309",
+        """
+        import torch
+        net = torch.nn.LSTM(3, 1)
+        x, y = torch.randn(7, 4, 3), torch.randn(4, 7)
+        out, _ = net(x)
+        torch.nn.functional.mse_loss(out.view(-1), y.view(-1)).backward()  # culprit
+        """,
+    ),
+    "a penalty of numbers": (
+        "PBA352",
+        """
+        import torch
+
+        def penalty(net):
+            total = 0.0
+            for p in net.parameters():
+                total += p.abs().sum().item()  # culprit
+            return total
+
+        net = torch.nn.Linear(3, 1)
+        loss = net(torch.randn(4, 3)).square().mean() + 0.01 * penalty(net)
+        loss.backward()
+        """,
+    ),
+    "a penalty of copies": (
+        "PBA139",
+        """
+        import torch
+        net = torch.nn.Linear(3, 1)
+        penalty = torch.tensor([p.norm() for p in net.parameters()]).sum()  # culprit
+        (net(torch.randn(4, 3)).square().mean() + 0.1 * penalty).backward()
+        """,
+    ),
+    "attention over the queries": (
+        "PBA311",
+        """
+        import torch
+        from torch.nn import functional as F
+        q, k, v = (torch.randn(2, 3, 5, 4, requires_grad=True) for _ in range(3))
+        weights = F.softmax(q @ k.mT, 2)  # culprit
+        (F.dropout(weights, 0.1) @ v).square().mean().backward()
+        """,
+    ),
     "images and targets without a channel": (
         "PBA301",
         """
@@ -188,6 +294,38 @@ FAULTS = {
 }
 
 RIGHT = {
+    "labels padded with what is ignored": """
+        import torch
+        from torch.nn.utils.rnn import pad_sequence
+        embed, out = torch.nn.Embedding(20, 8, padding_idx=0), torch.nn.Linear(8, 3)
+        sizes = (3, 9, 5, 4)
+        words = pad_sequence([torch.randint(1, 20, (size,)) for size in sizes], batch_first=True)
+        tags = pad_sequence([torch.randint(0, 3, (s,)) for s in sizes], batch_first=True, padding_value=-100)
+        torch.nn.CrossEntropyLoss()(out(embed(words)).view(-1, 3), tags.view(-1)).backward()
+        """,
+    "numbers that weigh and balance terms": """
+        import torch
+        net = torch.nn.Linear(3, 1)
+        first, second = net(torch.randn(4, 3)).square().mean(), net(torch.randn(4, 3)).abs().mean()
+        weight = first.item() / (second.item() + 1e-4)
+        level = 0.1 * first.item()
+        loss = (first + weight * second - level).abs() + level
+        loss.backward()
+        """,
+    "copies of losses that are printed": """
+        import torch
+        net = torch.nn.Linear(3, 1)
+        losses = [net(torch.randn(4, 3)).square().mean() for _ in range(3)]
+        print(torch.tensor(losses).mean())
+        sum(losses).backward()
+        """,
+    "experts that choose their tokens": """
+        import torch
+        tokens = torch.randn(2, 6, 4)
+        scores = torch.nn.Linear(4, 3)(tokens)
+        dispatch, combine = scores.softmax(dim=1), scores.softmax(dim=2)
+        (combine @ torch.tanh(dispatch.mT @ tokens)).square().mean().backward()
+        """,
     "centres, bins and frequencies, as many as samples": """
         import torch
         net = torch.nn.Linear(3, 1)

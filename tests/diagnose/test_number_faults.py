@@ -5,6 +5,27 @@ import pytest
 from tests.diagnose.harness import codes, told
 
 FAULTS = {
+    "returns of an episode of one step": (
+        "PBA325",
+        """
+        import torch
+        net = torch.nn.Linear(2, 1)
+        returns = torch.tensor([1.0])
+        returns = (returns - returns.mean()) / (returns.std() + 1e-8)  # culprit
+        (net(torch.randn(1, 2)).squeeze(1) * returns).mean().backward()
+        """,
+    ),
+    "scores behind the choice of an expert": (
+        "PBA349",
+        """
+        import torch
+        from torch.nn import functional as F
+        gate, experts = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        x = torch.randn(5, 3)
+        chosen = gate(x).argmax(dim=-1)  # culprit
+        (experts(x) * F.one_hot(chosen, 2).float()).square().mean().backward()
+        """,
+    ),
     "a root in a method": (
         "PBA321",
         """

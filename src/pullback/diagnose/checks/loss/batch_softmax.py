@@ -37,24 +37,29 @@ class BatchSoftmax(Fault):
     hears = NORMS | LOSSES
 
     def __init__(self) -> None:
-        self._over_batch: OrderedDict[int, None] = OrderedDict()
+        self._over: OrderedDict[int, int] = OrderedDict()
 
     def after_call(
         self, audit: Audit, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> None:
         given = args[0] if args else kwargs.get("input")
-        if not isinstance(given, Tensor) or given.dim() != 2 or inside_functorch():
+        if not isinstance(given, Tensor) or given.dim() < 2 or inside_functorch():
             return
         if call.name in NORMS:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-            if dim in (0, -2) and given.shape[0] > 1 and given.shape[1] > 1:
-                self._over_batch[call.number] = None
-                if len(self._over_batch) > MOST:
-                    self._over_batch.popitem(last=False)
+            if isinstance(dim, int) and min(given.shape[0], given.shape[dim]) > 1:
+                self._over[call.number] = dim % given.dim()
+                if len(self._over) > MOST:
+                    self._over.popitem(last=False)
             return
         value = audit.tape.value_of(given)
         maker = origin(value, BETWEEN) if value is not None else None
-        if maker is None or maker.number not in self._over_batch or call.spot is None or maker.spot is None:
+        if maker is None or maker.number not in self._over or call.spot is None or maker.spot is None:
+            return
+        if given.dim() > 2 or (maker.outputs and len(maker.outputs[0].shape) != 2):
+            self._sequence(audit, call, maker, given, result)
+            return
+        if self._over[maker.number] != 0 or given.shape[1] < 2:
             return
         if not result.requires_grad:
             return
@@ -69,6 +74,31 @@ class BatchSoftmax(Fault):
                 [maker.spot.mark(say("normalised over the batch here")), call.spot.mark(say("used as a loss here"))],
                 Fix(say("Normalise over the classes."), f"torch.{maker.name}(x, dim=1)"),
                 tensors=[audit.subject(given, "input", "the input")],
+            )
+        )  # fmt: skip
+
+    def _sequence(self, audit: Audit, call: Call, maker: Call, given: Tensor, result: Tensor) -> None:
+        """More dimensions than two: the classes are the last one if it is flattened, else dimension 1."""
+        assert call.spot is not None
+        assert maker.spot is not None
+        shape = maker.outputs[0].shape if maker.outputs else ()
+        dim, flat = self._over[maker.number], given.dim() == 2
+        right = len(shape) - 1 if flat else 1
+        same = shape[-1:] == tuple(given.shape[1:]) if flat else shape == tuple(given.shape)
+        if call.name == "kl_div" or dim == right or not same or len(shape) < 3 or not result.requires_grad:
+            return
+        audit.report(
+            self.found(
+                say(
+                    "{maker} over dimension {dim} of a tensor of shape {shape} does not normalise over the classes: "
+                    "{loss} has them in dimension {right}.",
+                    maker=maker.name, dim=dim, shape=shape, loss=call.name, right=right,
+                ),
+                [maker.spot.mark(say("normalised over another dimension here")),
+                 call.spot.mark(say("used as a loss here"))],
+                Fix(say("Normalise over the classes."), f"torch.{maker.name}(x, dim={-1 if flat else 1})"),
+                tensors=[audit.subject(given, "input", "the input")],
+                title=say("A softmax before a classification loss was not taken over the classes."),
             )
         )  # fmt: skip
 

@@ -64,10 +64,7 @@ class ProbabilitiesAsLogits(Fault):
         edits: tuple[Edit, ...] = ()
         code = f"{call.name}(logits, target)"
         if maker.spot is not None and isinstance(node, ast.Call) and node.lineno == node.end_lineno:
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            own = name == maker.name and isinstance(node.func, ast.Attribute)
-            library = own and ast.unparse(node.func.value) in {"torch", "F", "torch.nn.functional", "nn.functional"}  # type: ignore[attr-defined]
-            inner = node.args[0] if library and node.args else node.func.value if own and not library else None  # type: ignore[attr-defined]
+            inner = _logits(node, maker.name)
             if inner is not None:
                 code = maker.spot.source.text(inner)
                 edits = (maker.spot.source.replaced(node, f"({code})" if isinstance(inner, ast.BinOp) else code),)
@@ -113,3 +110,20 @@ def _squasher(value: Value) -> Call | None:
             break
         maker = origin(maker.inputs[0], BETWEEN)
     return maker
+
+
+def _logits(node: ast.Call, squash: str) -> ast.expr | None:
+    """What a call squashes: ``x`` in ``F.softmax(x, 1)``, ``x.softmax(1)``, ``self.softmax(x)``."""
+    func = node.func
+    made = func.func if isinstance(func, ast.Call) else func
+    name = made.attr if isinstance(made, ast.Attribute) else made.id if isinstance(made, ast.Name) else ""
+    if name.lower() != squash:
+        return None
+    named = {each.arg: each.value for each in node.keywords}
+    if "input" in named:
+        return named["input"]
+    # a method of the tensor has the dimension at most
+    first = node.args[0] if node.args else None
+    if first is not None and not isinstance(first, ast.Constant | ast.UnaryOp) and ast.unparse(first) != "dim":
+        return first
+    return func.value if isinstance(func, ast.Attribute) else None

@@ -37,13 +37,16 @@ class ScrambledClasses(Fault):
         self, audit: Audit, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> None:
         given = args[0] if args else kwargs.get("input")
-        if call.spot is None or not isinstance(given, Tensor) or given.dim() < 3 or inside_functorch():
+        if call.spot is None or not isinstance(given, Tensor) or given.dim() < 2 or inside_functorch():
             return
         if not given.requires_grad:
             return
         value = audit.tape.value_of(given)
         maker = _reshaped(value) if value is not None else None
         if maker is None or maker.spot is None:
+            return
+        if given.dim() == 2:
+            audit.report(self._flat(audit, call, maker, given))
             return
         audit.report(self._finding(audit, call, maker, given))
 
@@ -77,6 +80,35 @@ class ScrambledClasses(Fault):
             tensors=[audit.subject(given, "input", "the input")],
         )  # fmt: skip
 
+    def _flat(self, audit: Audit, call: Call, maker: Call, given: Tensor) -> Diagnosis:
+        """The classes were in dimension 1, and became the last by a view."""
+        assert call.spot is not None
+        assert maker.spot is not None
+        before, after = maker.inputs[0].shape, maker.outputs[0].shape
+        node, source = maker.spot.node, maker.spot.source
+        turn = "transpose(1, 2)" if len(before) == 3 else "movedim(1, -1)"
+        edits: tuple[Edit, ...] = ()
+        code = f"logits.{turn}.reshape(-1, {after[1]})"
+        own = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.lineno == node.end_lineno
+        if own and ast.unparse(node.func.value) != "torch":  # type: ignore[union-attr]
+            sizes = ", ".join(source.text(each) for each in node.args)  # type: ignore[union-attr]
+            code = f"{source.text(node.func.value)}.{turn}.reshape({sizes})"  # type: ignore[union-attr]
+            edits = (source.replaced(node, code),)  # type: ignore[arg-type]
+        return self.found(
+            say(
+                "{operation} made {after} of {before}, where the classes are dimension 1: it cuts the same numbers "
+                "into other pieces. A row holds numbers of several positions, and the loss takes them for one.",
+                operation=maker.name, after=after, before=before,
+            ),
+            [
+                maker.spot.mark(say("the numbers are cut into other pieces here")),
+                call.spot.mark(say("the scores of one position are expected in a row here")),
+            ],
+            Fix(say("Bring the classes to the end first."), code, edits, "high" if edits else "medium"),
+            tensors=[audit.subject(given, "input", "the input")],
+            title=say("Logits with the classes in dimension 1 were flattened by view or reshape, which mixes them."),
+        )  # fmt: skip
+
     @staticmethod
     def bad():
         import torch
@@ -104,6 +136,8 @@ def _reshaped(value: Value) -> Call | None:
             return None
         if call.name in {"view", "reshape"}:
             before, after = call.inputs[0].shape, call.outputs[0].shape
+            if len(after) == 2:
+                return call if _mixed(before, after) else None
             moved = (before[0], before[-1], *before[1:-1]) if len(before) > 2 else before
             # equal lengths would tell nothing, and a dimension of size 1 is not mixed with another
             if after == moved and before != after and sum(size > 1 for size in before[1:]) > 1:
@@ -113,3 +147,12 @@ def _reshaped(value: Value) -> Call | None:
             return None
         call = call.inputs[0].maker
     return None
+
+
+def _mixed(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether (N, C, ...) became (..., C), where the last dimensions cannot be the classes."""
+    count, last, inner = after[1], 1, set()
+    for size in reversed(before):
+        last *= size
+        inner.add(last)
+    return len(before) > 2 and before[1] == count > 1 and count not in inner

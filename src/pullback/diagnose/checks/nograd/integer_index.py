@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,10 +10,10 @@ from torch import Tensor
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
-from pullback.diagnose.evidence.numbers.cuts import Cuts, marks_of_cut
-from pullback.diagnose.evidence.numbers.find import SAME, inside_functorch, origin
+from pullback.diagnose.evidence.numbers.cuts import Cut, Cuts, marks_of_cut
+from pullback.diagnose.evidence.numbers.find import SAME, inside_functorch, operand, origin
 from pullback.diagnose.recorders.tape import Call
-from pullback.diagnose.values import Fix
+from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
 CASTS = frozenset({"long", "int", "short", "to", "type", "argmax", "argmin"})
@@ -65,23 +66,43 @@ class IntegerIndex(Fault):
         for cut in self._cuts.all.values():
             if cut.used is None or not self._cuts.passes or not self._cuts.unreached(cut):
                 continue
-            name = cut.subjects[0].name
-            audit.report(
-                self.found(
-                    say(
-                        "{name} requires grad, is made an integer here and used as an index. Integers have no "
-                        "gradient: {name} gets none by this way, and there is no other.",
-                        name=name,
-                    ),
-                    marks_of_cut(cut, say("made an integer here: the gradient ends"), say("used as an index here")),
-                    Fix(
-                        say("Interpolate between the neighbours, or use a soft choice."),
-                        f"low = {name}.detach().floor().long()\nt = {name} - low\n"
-                        "value = (1 - t) * table[low] + t * table[low + 1]",
-                    ),
-                    tensors=cut.subjects,
-                )
-            )
+            audit.report(self._chosen(cut) if _written(cut) else self._finding(cut))
+
+    def _finding(self, cut: Cut) -> Diagnosis:
+        name = cut.subjects[0].name
+        return self.found(
+            say(
+                "{name} requires grad, is made an integer here and used as an index. Integers have no gradient: "
+                "{name} gets none by this way, and there is no other.",
+                name=name,
+            ),
+            marks_of_cut(cut, say("made an integer here: the gradient ends"), say("used as an index here")),
+            Fix(
+                say("Interpolate between the neighbours, or use a soft choice."),
+                f"low = {name}.detach().floor().long()\nt = {name} - low\n"
+                "value = (1 - t) * table[low] + t * table[low + 1]",
+            ),
+            tensors=cut.subjects,
+        )
+
+    def _chosen(self, cut: Cut) -> Diagnosis:
+        """The place of the largest, used as an index."""
+        operation, scores = _written(cut) or ("", "")
+        sign = "-" if operation == "argmin" else ""
+        return self.found(
+            say(
+                "{operation} makes integers of {scores}, and integers have no gradient. {name} is behind {scores} and "
+                "gets no gradient by this way, and there is no other.",
+                operation=operation, scores=scores, name=cut.subjects[0].name,
+            ),
+            marks_of_cut(cut, say("made an integer here: the gradient ends"), say("used as an index here")),
+            Fix(
+                say("Weight with a soft choice, or with a hard one that has the gradient of the soft one."),
+                f"weights = torch.softmax({sign}{scores}, dim=-1)\n"
+                f"# or one-hot: torch.nn.functional.gumbel_softmax({sign}{scores}, hard=True)",
+            ),
+            tensors=cut.subjects,
+        )  # fmt: skip
 
     @staticmethod
     def bad():
@@ -102,3 +123,14 @@ class IntegerIndex(Fault):
         t = shift - low
         picked = (1 - t) * kernel[low] + t * kernel[low + 1]
         picked.pow(2).sum().backward()
+
+
+def _written(cut: Cut) -> tuple[str, str] | None:
+    """The choice of the largest or smallest, and the scores that it is made of, as they are written."""
+    node = cut.spot.node
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    given = operand(cut.spot, node)
+    if node.func.attr not in {"argmax", "argmin"} or given is None or given.lineno != given.end_lineno:
+        return None
+    return node.func.attr, cut.spot.source.text(given)

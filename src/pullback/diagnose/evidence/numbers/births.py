@@ -192,7 +192,7 @@ class Watch:
         if from_zero and (selected := _selector(backward, node)) is not None:
             above, branch, kind = selected
             return Birth(node, kind, forward, leaves, above, branch)
-        kind = _kind(node)
+        kind = "given" if earlier is not None and earlier[1] == "given" else _kind(node)
         return Birth(node, "overflow" if beyond and kind == "other" else kind, forward, leaves)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -57,7 +58,8 @@ def written_at(audit: Audit, node: Node) -> tuple[Spot, ast.expr] | None:
 def operation_of(node: Node) -> str:
     """The name of the operation of a node, as the user writes it."""
     name = node.name().rpartition("::")[2].partition("Backward")[0]
-    return {"LinalgVectorNorm": "norm", "ToCopy": "the cast", "NativeLayerNorm": "layer_norm"}.get(name, name.lower())
+    known = {"LinalgVectorNorm": "norm", "ToCopy": "the cast", "NativeLayerNorm": "layer_norm"}
+    return known.get(name, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
 
 
 def marks_of(audit: Audit, backward: Backward, birth: Birth) -> list[Mark]:
