@@ -237,3 +237,16 @@ def test_unlike_models_are_told_apart():
     assert codes(report) == ["PB838"]
     assert "ensemble[2]" in report["diagnoses"][0]["cause"]
     assert 7 in [each["line"] for each in report["diagnoses"][0]["lines"]]
+
+
+def test_batch_normalization_is_named_under_grad_too():
+    report = told("""
+        import torch
+        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+        def loss(parameters, x):
+            return torch.func.functional_call(net, parameters, (x,)).sum()
+        torch.func.grad(loss)(dict(net.named_parameters()), torch.randn(8, 3))
+    """)
+    (found,) = report["diagnoses"]
+    assert found["code"] == "PB829"
+    assert found["fix"]["code"] == "torch.func.replace_all_batch_norm_modules_(net)"

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.evidence.frames import Frame, Spot, frames_of
@@ -368,3 +369,12 @@ def title_of(where: Defined | None, otherwise: str = "") -> str:
         text = " ".join(where.text(where.scope).split())
         return text if len(text) <= 60 else "lambda"
     return where.name
+
+
+def batch_norm_of(case: Case) -> nn.Module | None:
+    """The layer of batch normalization that was running, if any."""
+    found = None
+    for frame, _, _ in frames_of(case.error.__traceback__):
+        owner = variables(frame).get("self")
+        found = owner if isinstance(owner, _BatchNorm) else found
+    return found

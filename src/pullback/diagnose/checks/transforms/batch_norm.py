@@ -5,17 +5,14 @@ from __future__ import annotations
 import ast
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.frames import frames_of
 from pullback.diagnose.evidence.functions.edits import Rewrite
 from pullback.diagnose.evidence.functions.hooks import calls_of
 from pullback.diagnose.evidence.source import Source
-from pullback.diagnose.evidence.transforms import FUNC, transforms_in
+from pullback.diagnose.evidence.transforms import FUNC, batch_norm_of, transforms_in
 from pullback.diagnose.values import Diagnosis, Edit, Fix, Mark
-from pullback.graph.frames import variables
 from pullback.graph.recording.userfiles import user_files
 from pullback.graph.values import Place
 from pullback.language import say
@@ -36,11 +33,19 @@ class BatchNormUnderVmap(Cause):
 
     code = "PB829"
     title = "Batch normalization was to update its running statistics under vmap."
-    says = ("Batch norm got a batched tensor as input while the running_mean or running_var",)
+    says = (
+        "Batch norm got a batched tensor as input while the running_mean or running_var",
+        "would mutate a captured Tensor",
+    )
     raises = (RuntimeError,)
 
     def diagnose(self, case: Case) -> Diagnosis | None:
-        layer = _layer(case)
+        layer = batch_norm_of(case)
+        transforms = transforms_in(case, *FUNC)
+        if layer is None and case.says("would mutate"):
+            return None
+        if not any(each.name == "vmap" for each in transforms):
+            return self._outside_of_vmap(case, layer, transforms[0].name if transforms else "grad")
         name = type(layer).__name__ if layer is not None else "BatchNorm"
         made = calls_of(case, {name}) if layer is not None else []
         marks = [case.mark(say("batch normalization runs here, under vmap"))]
@@ -48,7 +53,7 @@ class BatchNormUnderVmap(Cause):
             Mark.at(Place(source.file, call.lineno, ""), say("the layer is made here"), source.span(call))
             for source, call in made[:3]
         ]
-        outer = next((each.caller for each in transforms_in(case, *FUNC) if each.name == "vmap" and each.caller), None)
+        outer = next((each.caller for each in transforms if each.name == "vmap" and each.caller), None)
         if outer is not None and outer.place != marks[0].place:
             marks.append(outer.mark(say("vmap runs the function here")))
         edits = _edits(made)
@@ -71,6 +76,24 @@ class BatchNormUnderVmap(Cause):
             ],
         )
 
+    def _outside_of_vmap(self, case: Case, layer: nn.Module | None, transform: str) -> Diagnosis:
+        """Of grad, vjp or jvp alone: the statistics are no argument of the function."""
+        functional = case.call is not None and case.text(case.call.func).endswith("functional_call")
+        model = case.text(case.argument("module", 0)) if functional else "model"
+        return self.found(
+            say(
+                "This {layer} is in training mode: it writes into running_mean and running_var, which are no arguments "
+                "of the function that {transform} differentiates.",
+                layer=type(layer).__name__, transform=transform,
+            ),
+            [case.mark(say("batch normalization runs here"))],
+            Fix(
+                say("Leave the running statistics out, or call eval() for a trained model."),
+                f"torch.func.replace_all_batch_norm_modules_({model})",
+            ),
+            title=say("Batch normalization was to update its running statistics inside a transformed function."),
+        )  # fmt: skip
+
     @staticmethod
     def bad():
         import torch
@@ -84,15 +107,6 @@ class BatchNormUnderVmap(Cause):
 
         net = torch.nn.Sequential(torch.nn.Conv1d(2, 4, 3), torch.nn.GroupNorm(1, 4))
         torch.vmap(lambda row: net(row[None])[0])(torch.randn(5, 2, 8))
-
-
-def _layer(case: Case) -> nn.Module | None:
-    """The layer that was running."""
-    found = None
-    for frame, _, _ in frames_of(case.error.__traceback__):
-        owner = variables(frame).get("self")
-        found = owner if isinstance(owner, _BatchNorm) else found
-    return found
 
 
 def _edits(made: list[tuple[Source, ast.Call]]) -> tuple[Edit, ...]:

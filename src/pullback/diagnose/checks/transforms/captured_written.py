@@ -6,7 +6,7 @@ import ast
 
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
-from pullback.diagnose.evidence.transforms import FUNC, title_of, transforms_in
+from pullback.diagnose.evidence.transforms import FUNC, batch_norm_of, title_of, transforms_in
 from pullback.diagnose.values import Diagnosis, Edit, Fix
 from pullback.language import say
 
@@ -29,7 +29,7 @@ class CapturedWritten(Cause):
 
     def diagnose(self, case: Case) -> Diagnosis | None:
         transforms = transforms_in(case, *FUNC)
-        if not transforms or case.site is None:
+        if not transforms or case.site is None or batch_norm_of(case) is not None:
             return None
         marks = [case.mark(say("written here"))]
         if transforms[0].caller is not None and transforms[0].caller is not case.site:
