@@ -402,7 +402,7 @@ for _ in range(3):
     F.mse_loss(head(h), y).backward()
     opt.step()
 """,
-    ("PBA145", "a list of parameters"): """
+    ("PBA139", "a list of parameters"): """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -799,7 +799,7 @@ for _ in range(4):
     against.backward()
     go.step()
 """,
-    ("PBA145", "losses in a list"): """
+    ("PBA139", "losses in a list"): """
 heads = nn.ModuleList(nn.Linear(4, 1) for _ in range(2))
 body = nn.Linear(4, 4)
 opt = torch.optim.Adam([*body.parameters(), *heads.parameters()])
@@ -1109,3 +1109,71 @@ def test_what_is_meant_is_not_a_fault_of_training(what):
 def test_the_line_that_cuts_comes_first(what, line):
     (finding,) = told(LOOP_START + CUT["PBA145", what], "audit")["findings"]
     assert finding["lines"][0]["text"] == line
+
+
+FAULTS = {
+    "outputs that a hook keeps": (
+        "PBA161",
+        """
+seen = {}
+net[0].register_forward_hook(lambda module, given, out: seen.setdefault("first", []).append(out))  # culprit
+for _ in range(20):
+    optimizer.zero_grad()
+    F.mse_loss(net(x), y).backward()
+    optimizer.step()
+""",
+    ),
+    "an average that is only named": (
+        "PBA120",
+        """
+average = copy.deepcopy(net)
+for _ in range(4):
+    optimizer.zero_grad()
+    F.mse_loss(net(x), y).backward()
+    optimizer.step()
+    for mine, theirs in zip(average.parameters(), net.parameters()):
+        mine = 0.9 * mine + 0.1 * theirs  # culprit
+""",
+    ),
+    "a target that is trained": (
+        "PBA133",
+        """
+mine = copy.deepcopy(net)
+target = copy.deepcopy(mine)
+wrong = torch.optim.SGD(target.parameters(), lr=0.01)
+for _ in range(4):
+    with torch.no_grad():
+        goal = target(x)
+    wrong.zero_grad()
+    F.mse_loss(mine(x), goal).backward()
+    wrong.step()  # culprit
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_at_its_line(name):
+    code, program = FAULTS[name]
+    program = START + program
+    line = next(number for number, text in enumerate(program.splitlines(), 1) if "# culprit" in text)
+    report = told(program, "audit")
+    assert not report["trouble"]
+    assert [(each["code"], each["lines"][0]["line"]) for each in report["findings"]] == [(code, line)]
+
+
+def test_averages_that_are_written_and_parts_that_stay_are_right():
+    program = (
+        START
+        + """
+average, judge = copy.deepcopy(net), nn.Linear(1, 1).eval()
+for _ in range(6):
+    optimizer.zero_grad()
+    judge(net(x)).square().mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+        for mine, theirs in zip(average.parameters(), net.parameters()):
+            mine.mul_(0.9).add_(theirs, alpha=0.1)
+"""
+    )
+    assert codes(told(program, "audit")) == []

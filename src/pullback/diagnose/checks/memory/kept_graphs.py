@@ -40,6 +40,7 @@ class KeptGraphs(Fault):
         self._roots: set[tuple[int, int]] = set()
         self._passes = 0
         self._said: set[tuple[str, int]] = set()
+        self._before: dict[str, tuple[int, int]] = {}  # how many results a list had, and the number of the first
 
     def after_backward(self, audit: Audit, backward: Backward) -> None:
         if len(self._roots) < 100_000:
@@ -56,7 +57,7 @@ class KeptGraphs(Fault):
             for name, thing in list(scope.items()):
                 for path, container in _containers(name, thing):
                     kept = [each for each in container if issubclass(type(each), Tensor) and each.grad_fn is not None]
-                    if len(kept) >= LEAST and self._are_kept(kept, last):
+                    if len(kept) >= LEAST and (self._are_kept(kept, last) or self._grows(path, kept)):
                         self._say(audit, path, kept)
 
     def _are_kept(self, kept: list[Tensor], last: int | None) -> bool:
@@ -66,6 +67,13 @@ class KeptGraphs(Fault):
         if own >= len(kept) - 1:
             return True
         return last is None and all(consumed(each.grad_fn) is False for each in kept[:-1])
+
+    def _grows(self, path: str, kept: list[Tensor]) -> bool:
+        """Whether passes have used up what a list holds, and it has only grown since it was looked at before."""
+        first = kept[0].grad_fn._sequence_nr() if kept[0].grad_fn is not None else -1
+        count, was = self._before.get(path, (0, -1))
+        self._before[path] = len(kept), first
+        return was == first and len(kept) > count and consumed(kept[count - 1].grad_fn) is True
 
     def _say(self, audit: Audit, path: str, kept: list[Tensor]) -> None:
         attribute = path.rpartition(".")[2]
@@ -178,6 +186,8 @@ def _appends(source: Source, attribute: str) -> Iterator[ast.Call]:
 
 def _at_key(target: ast.expr, name: str, key: str) -> bool:
     """Whether an expression is an item of something of this name: of this key, or of one that is not written out."""
+    if isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute) and target.func.attr == "setdefault":
+        return ast.unparse(target.func.value).rpartition(".")[2] == name
     if not isinstance(target, ast.Subscript) or ast.unparse(target.value).rpartition(".")[2] != name:
         return False
     return not isinstance(target.slice, ast.Constant) or key == "[" or f"[{target.slice.value!r}]" == key

@@ -83,7 +83,7 @@ class CutOff(Fault):
         self._lost.steps_now(step)
 
     def at_end(self, audit: Audit) -> None:
-        if audit.reported("PBA106"):  # the root itself is cut off
+        if audit.reported("PBA106") or audit.reported("PBA133"):  # the root is cut off; another module is meant
             return
         told = {(each.marks[0].place.file, each.marks[0].place.line) for each in audit.findings if each.marks}
         for lost in self._lost.at_end(audit):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -59,8 +60,8 @@ class OtherCopy(Fault):
     def _said(self, audit: Audit, step: Step, mine: list[Tensor], names: list[str]) -> Diagnosis:
         assert step.spot is not None
         assert self._spot is not None
-        other = next(filter(None, names), "").rpartition(".")[0] or say("another model")
-        own = audit.name_of(mine[0], "").rpartition(".")[0] or say("the model")
+        other = _owner(names) or say("another model")
+        own = _owner([audit.name_of(each, "") for each in mine]) or say("the model")
         marks = [step.spot.mark(say("steps parameters that have no gradient"))]
         made = audit.made.get(step.optimizer)
         marks.append(self._spot.mark(say("the gradients go to {other}", other=other)))
@@ -122,3 +123,9 @@ class OtherCopy(Fault):
             with torch.no_grad():
                 for mean, new in zip(average.parameters(), model.parameters(), strict=True):
                     mean.lerp_(new, 0.1)
+
+
+def _owner(names: list[str]) -> str:
+    """The module that all these parameters are of: ``net`` of ``net.0.weight`` and ``net.2.bias``."""
+    paths = [name.split(".")[:-1] for name in names if name]
+    return ".".join(parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False)))

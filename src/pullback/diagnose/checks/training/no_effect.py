@@ -26,6 +26,7 @@ PURE = frozenset({
 })  # fmt: skip
 OPERATORS = {"__add__", "__sub__", "__mul__", "__truediv__", "__radd__", "__rmul__", "add", "sub", "mul", "div"}
 METHODS = frozenset({"backward", "step", "zero_grad", "train", "eval"})
+OWNED = frozenset({"parameters", "named_parameters", "buffers"})
 CONTEXTS = frozenset({"no_grad", "enable_grad", "inference_mode", "autocast"})
 
 
@@ -79,8 +80,34 @@ class NoEffect(Fault):
     def at_end(self, audit: Audit) -> None:
         for source in self._sources.values():
             for node in ast.walk(source.tree):
+                if isinstance(node, ast.For):
+                    self._rebound(audit, source, node)
                 if isinstance(node, ast.Expr) and not _is_shown(source, node):
                     self._idle(audit, source, node)
+
+    def _rebound(self, audit: Audit, source: Source, loop: ast.For) -> None:
+        """A loop over parameters that gives its variable a new value, and does nothing with it."""
+        if not any(isinstance(each, ast.Attribute) and each.attr in OWNED for each in ast.walk(loop.iter)):
+            return
+        targets = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
+        last = loop.body[-1]
+        name = last.targets[0] if isinstance(last, ast.Assign) else None
+        if not isinstance(last, ast.Assign) or not isinstance(name, ast.Name) or name.id not in targets:
+            return
+        code = f"with torch.no_grad():\n    {name.id}.copy_({source.text(last.value)})"
+        edits = (
+            (source.replaced(last, code.replace("\n", f"\n{source.indent(last.lineno)}")),)
+            if _begins(source, last)
+            else ()
+        )
+        audit.report(
+            self.found(
+                say("{name} is only a name for a parameter here: this gives the name to a new tensor, and the "
+                    "parameter stays as it was.", name=name.id),
+                [Mark.at(Place(source.file, last.lineno, ""), say("changes no parameter"), source.span(last))],
+                Fix(say("Write into the parameter."), code, edits, "high" if edits else "medium"),
+            )
+        )  # fmt: skip
 
     @staticmethod
     def _is_written(call: Call, node: ast.expr | None) -> bool:
@@ -162,3 +189,8 @@ def _is_shown(source: Source, node: ast.Expr) -> bool:
         return True
     cell = "ipykernel" in source.file or source.file.startswith("<")
     return cell and bool(source.tree.body) and source.tree.body[-1] is node
+
+
+def _begins(source: Source, statement: ast.stmt) -> bool:
+    """Whether a statement stands at the beginning of its line."""
+    return not source.lines[statement.lineno - 1].encode()[: statement.col_offset].strip()
