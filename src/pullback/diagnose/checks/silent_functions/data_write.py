@@ -12,6 +12,7 @@ from torch.autograd.graph import Node
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
+from pullback.diagnose.evidence.functions.edits import as_new
 from pullback.diagnose.evidence.numbers.find import inside_functorch, mark_of
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Diagnosis, Fix
@@ -134,11 +135,8 @@ def _changed(spot: Spot) -> str:
 
 
 def _new(spot: Spot, name: str) -> str:
-    """The line with a new tensor: ``h = h.clamp(0, 1)`` for ``h.data.clamp_(0, 1)``."""
-    node, source = spot.node, spot.source
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        plain = node.func.attr.removesuffix("_")
-        if hasattr(Tensor, plain) and source.text(node.func.value) == f"{name}.data":
-            return f"{name} = {name}.{plain}({', '.join(map(source.text, [*node.args, *node.keywords]))})"
-    statement = source.text(spot.statement).replace(f"{name}.data", name) if spot.statement is not None else ""
+    """The line with a new tensor, or with a copy of its own."""
+    if code := as_new(spot.source, spot.node):
+        return code
+    statement = spot.source.text(spot.statement).replace(f"{name}.data", name) if spot.statement is not None else ""
     return f"{name} = {name}.clone()\n{statement}".strip()

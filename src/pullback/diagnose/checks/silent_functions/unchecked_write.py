@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-
-from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from pullback.diagnose.audit import Audit, Backward
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
+from pullback.diagnose.evidence.functions.edits import as_new
 from pullback.diagnose.evidence.numbers.find import inside_functorch, mark_of
 from pullback.diagnose.recorders.tape import Call
 from pullback.diagnose.values import Diagnosis, Fix, Mark
@@ -76,7 +74,7 @@ class UncheckedWrite(Fault):
         if asked is not None:
             marks.append(asked.mark(say("the backward uses the new values here")))
         ordered = marks[1:2] + marks[:1] + marks[2:] if len(marks) > 2 else marks
-        self._found.append((ordered, node.name(), _out_of_place(spot)))
+        self._found.append((ordered, node.name(), as_new(spot.source, spot.node) or "pack = lambda t: t.clone()"))
 
     def after_backward(self, audit: Audit, backward: Backward) -> None:
         # torch's own check would have raised: that it did not is what the hooks did
@@ -120,13 +118,3 @@ class UncheckedWrite(Fault):
             y = h.sin() * h
         h.add_(1.0)
         y.sum().backward()
-
-
-def _out_of_place(spot: Spot) -> str:
-    """The line that makes a new tensor: ``h = h.add(1)`` for ``h.add_(1)``; the hook that copies, of any other line."""
-    node, source = spot.node, spot.source
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        of, plain = source.text(node.func.value), node.func.attr.removesuffix("_")
-        if plain != node.func.attr and hasattr(Tensor, plain):
-            return f"{of} = {of}.{plain}({', '.join(map(source.text, [*node.args, *node.keywords]))})"
-    return "pack = lambda t: t.clone()"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+from torch import Tensor
+
 from pullback.diagnose.evidence.source import Source
 from pullback.diagnose.values import Edit
 
@@ -95,6 +97,16 @@ class Rewrite:
             if isinstance(block, list) and statement in block:
                 return block
         return [statement]
+
+
+def as_new(source: Source, node: ast.AST | None) -> str:
+    """The line that makes a new tensor: ``h = h.add(1)`` for ``h.add_(1)`` and ``h.data.add_(1)``; else nothing."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return ""
+    of, plain = source.text(node.func.value).removesuffix(".data"), node.func.attr.removesuffix("_")
+    if plain == node.func.attr or not hasattr(Tensor, plain):
+        return ""
+    return f"{of} = {of}.{plain}({', '.join(map(source.text, [*node.args, *node.keywords]))})"
 
 
 def _start(node: ast.expr | ast.stmt | ast.arg | ast.keyword) -> Point:
