@@ -28,6 +28,7 @@ OTHER_GRADIENTS = {
     "PB851": "another point there",
     "PB905": "the unused output is used there",
     "PB908": "both layers are used there",
+    "PBA507": "a second checkpoint, which draws nothing, belongs to the program there",
     "PBA161": "another program",
     "PBA162": "another program",
     "PBA305": "the sigmoid before a loss of logits, which is another fault of the program, is left out there",
