@@ -8,7 +8,7 @@ from collections import deque
 from pullback.diagnose.case import Case
 from pullback.diagnose.check import Cause
 from pullback.diagnose.evidence.frames import Frame
-from pullback.diagnose.evidence.freed.find import SECOND_TIME, Name, Reentry, fills, update_of
+from pullback.diagnose.evidence.freed.find import ADDING, SECOND_TIME, Name, Reentry, fills, update_of
 from pullback.diagnose.evidence.freed.flow import Loop, path_of, written_in
 from pullback.diagnose.evidence.freed.names import Held
 from pullback.diagnose.evidence.freed.report import (
@@ -175,7 +175,7 @@ def _adding(case: Case, attribute: str) -> list[Mark]:
     for source in {frame.file: frame.source for frame in case.frames}.values():
         for node in ast.walk(source.tree):
             func = node.func if isinstance(node, ast.Call) else None
-            if not isinstance(func, ast.Attribute) or func.attr not in {"append", "extend", "insert"}:
+            if not isinstance(func, ast.Attribute) or func.attr not in ADDING:
                 continue
             if isinstance(func.value, ast.Attribute) and func.value.attr == attribute and isinstance(node, ast.Call):
                 what = say("each turn's loss is kept in {name} here", name=source.text(func.value))

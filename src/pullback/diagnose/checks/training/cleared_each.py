@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from pullback.diagnose.audit import Audit, Backward, Step
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training.loop import key_of, own_line
-from pullback.diagnose.values import Diagnosis, Edit, Fix
+from pullback.diagnose.evidence.training.loop import Key, key_of, moved
+from pullback.diagnose.values import Diagnosis, Fix
 from pullback.language import say
 
 STEPS = 2
@@ -32,7 +32,7 @@ class _State:
     """
 
     passed: Spot | None = None
-    lost: dict[tuple[int, int], int] | None = None
+    lost: set[Key] = field(default_factory=set)
     cleared: Spot | None = None
     steps: int = 0
     wasted: int = 0
@@ -68,8 +68,7 @@ class ClearedEach(Fault):
     def after_zero_grad(self, audit: Audit, step: Step) -> None:
         state = self._states.setdefault(step.optimizer, _State())
         if state.passed is not None:
-            key = key_of(state.passed)
-            state.lost = {**(state.lost or {}), key: (state.lost or {}).get(key, 0) + 1}
+            state.lost.add(key_of(state.passed))
             state.cleared, state.passed = step.spot, None
 
     def before_step(self, audit: Audit, step: Step) -> None:
@@ -79,10 +78,10 @@ class ClearedEach(Fault):
         state = self._states.setdefault(step.optimizer, _State())
         state.inside = False
         state.steps += 1
-        if state.passed is not None and state.lost and key_of(state.passed) in state.lost:
+        if state.passed is not None and key_of(state.passed) in state.lost:
             state.wasted += 1
             state.step = step.spot
-        state.lost, state.passed = None, None
+        state.lost, state.passed = set(), None
 
     def at_end(self, audit: Audit) -> None:
         for state in self._states.values():
@@ -94,7 +93,7 @@ class ClearedEach(Fault):
         marks = [state.cleared.mark(say("clears what no step has used"))]
         if state.step is not None:
             marks.append(state.step.mark(say("uses the gradients of the last pass only")))
-        edits = _moved(state.cleared, state.step) if state.step is not None else ()
+        edits = moved(state.cleared, state.step, after=True) if state.step is not None else ()
         cleared = " ".join(state.cleared.text.split())
         stepped = " ".join(state.step.text.split()) if state.step is not None else "optimizer.step()"
         return self.found(
@@ -131,15 +130,3 @@ class ClearedEach(Fault):
             if turn % 4 == 3:
                 optimizer.step()
                 optimizer.zero_grad()
-
-
-def _moved(clearing: Spot, step: Spot) -> tuple[Edit, ...]:
-    """The edits that put the clearing behind the step."""
-    first, last = clearing.statement, step.statement
-    if clearing.code is not step.code or first is None or last is None or first.lineno >= last.lineno:
-        return ()
-    source = clearing.source
-    if not own_line(source, first) or not own_line(source, last):
-        return ()
-    gone = Edit(source.file, first.lineno, first.end_lineno or first.lineno, None)
-    return gone, source.inserted_after(last, source.text(first))

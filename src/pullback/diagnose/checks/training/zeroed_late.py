@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from pullback.diagnose.audit import Audit, Backward, Step
 from pullback.diagnose.check import Fault
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training.loop import own_line
-from pullback.diagnose.values import Edit, Fix
+from pullback.diagnose.evidence.training.loop import moved
+from pullback.diagnose.values import Fix
 from pullback.language import say
 
 
@@ -84,7 +84,7 @@ class ZeroedLate(Fault):
             marks = [seen.passed.mark(say("computes the gradients")), seen.step.mark(say("finds none"))]
             if seen.cleared is not None:
                 marks = [seen.cleared.mark(say("clears the gradients")), *marks]
-            edits = self._edits(seen)
+            edits = moved(seen.cleared, seen.passed, after=False) if seen.cleared is not None else ()
             audit.report(
                 self.found(
                     say(
@@ -101,22 +101,6 @@ class ZeroedLate(Fault):
                     useless=[say("a larger learning rate: there is nothing that it could scale")],
                 )
             )
-
-    @staticmethod
-    def _edits(seen: _Seen) -> tuple[Edit, ...]:
-        """Move the clearing before the pass."""
-        if seen.cleared is None or seen.passed is None or seen.cleared.code is not seen.passed.code:
-            return ()
-        source, clearing, passing = seen.cleared.source, seen.cleared.statement, seen.passed.statement
-        if clearing is None or passing is None or clearing.lineno <= passing.lineno:
-            return ()
-        if not own_line(source, clearing) or not own_line(source, passing):
-            return ()
-        text = source.indent(passing.lineno) + source.text(clearing)
-        return (
-            Edit(source.file, passing.lineno, passing.lineno - 1, text),
-            Edit(source.file, clearing.lineno, clearing.end_lineno or clearing.lineno, None),
-        )
 
     @staticmethod
     def bad():

@@ -30,7 +30,8 @@ Kind = Literal["same", "grads", "late", "trunk", "again", "carried", "attribute"
 # A graph is walked so far.
 NODES = 200_000
 _LEAF = 2**63
-_ADDING = frozenset({"append", "extend", "insert", "appendleft", "update"})
+# What puts something into a container.
+ADDING = frozenset({"append", "extend", "insert", "appendleft", "update"})
 
 
 @dataclass(frozen=True)
@@ -384,7 +385,7 @@ def steps_in(loop: ast.AST) -> bool:
 def fills(loop: ast.AST, variable: str) -> bool:
     """Whether a loop puts something into a container: ``losses.append(loss)``, ``losses[i] = loss``."""
     for node in ast.walk(loop):
-        adds = isinstance(node, ast.Attribute) and node.attr in _ADDING
+        adds = isinstance(node, ast.Attribute) and node.attr in ADDING
         if adds and isinstance(node, ast.Attribute) and path_of(node.value) == variable:
             return True
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and path_of(node.value) == variable:

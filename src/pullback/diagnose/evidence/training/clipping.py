@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from pullback.diagnose.evidence.frames import Spot
-from pullback.diagnose.evidence.training.loop import own_line
-from pullback.diagnose.values import Edit, Fix
+from pullback.diagnose.evidence.training.loop import moved
+from pullback.diagnose.values import Fix
 from pullback.graph.frames import variables
 from pullback.language import say
 
@@ -43,16 +43,8 @@ def clipped(local: Mapping[str, Any]) -> list[Tensor]:
 
 def between(clip: Spot, other: Spot, *, after: bool) -> Fix:
     """Have the clipping run after a pass, or before a step, where its line can be moved there."""
-    source, line, beside = clip.source, clip.statement, other.statement
-    edits: tuple[Edit, ...] = ()
-    if (
-        line is not None and beside is not None and clip.code is other.code
-        and (line.lineno < beside.lineno) == after and line.lineno != beside.lineno
-        and source.parent(line) is source.parent(beside) and own_line(source, line) and own_line(source, beside)
-    ):  # fmt: skip
-        gone = Edit(clip.file, line.lineno, line.end_lineno or line.lineno, None)
-        text = source.text(line)
-        edits = (gone, source.inserted_after(beside, text)) if after else (source.inserted_before(beside, text), gone)
+    blocks = {clip.source.parent(each) for each in (clip.statement, other.statement) if each is not None}
+    edits = moved(clip, other, after=after) if len(blocks) == 1 else ()
     return Fix(
         say("Clip between backward() and step()."),
         "loss.backward()\ntorch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\noptimizer.step()",

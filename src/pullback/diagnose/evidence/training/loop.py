@@ -126,6 +126,21 @@ def after(spot: Spot, text: str) -> tuple[Edit, ...]:
     return (Edit(source.file, line, line - 1, source.indent(statement.lineno) + text),)
 
 
+def moved(line: Spot, beside: Spot, *, after: bool) -> tuple[Edit, ...]:
+    """The edits that put the line at one spot behind that of a later one, or before that of an earlier one.
+
+    None if either shares its lines with others, or they are not in that order in one function.
+    """
+    source, moving, staying = line.source, line.statement, beside.statement
+    if moving is None or staying is None or line.code is not beside.code or moving.lineno == staying.lineno:
+        return ()
+    if (moving.lineno < staying.lineno) != after or not own_line(source, moving) or not own_line(source, staying):
+        return ()
+    gone = Edit(source.file, moving.lineno, moving.end_lineno or moving.lineno, None)
+    text = source.text(moving)
+    return (gone, source.inserted_after(staying, text)) if after else (source.inserted_before(staying, text), gone)
+
+
 def _with_header(source: Source, statement: ast.stmt) -> bool:
     """Whether it stands on the line of the loop or block that it is in."""
     parent = source.parent(statement)
